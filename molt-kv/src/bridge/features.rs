@@ -1,0 +1,48 @@
+//! The features that a map reads and the targets it is fitted to. Fitting and carrying share this code, so that they
+//! cannot disagree.
+
+use std::ops::Range;
+
+use half::slice::HalfFloatSliceExt as _;
+use rayon::prelude::*;
+
+use crate::bridge::spec::BridgeSpec;
+use crate::cache::KvCache;
+use crate::rope::{Rope, Turn};
+
+/// Features `[slots, spec.features()]`: keys before RoPE and values of every source layer, then the RMS-normalised
+/// hidden state `hidden [slots, width]` that leaves the destination's native layers.
+pub(crate) fn features(
+    spec: &BridgeSpec,
+    source: &KvCache,
+    rope: &Rope,
+    slots: Range<usize>,
+    hidden: &[f32],
+) -> Vec<f32> {
+    let (width, group) = (spec.features(), spec.group_width());
+    let hidden_width = spec.destination_width;
+    let mut out = vec![0.0; slots.len() * width];
+    out.par_chunks_mut(width).zip(hidden.par_chunks(hidden_width)).zip(slots.into_par_iter()).for_each(
+        |((row, hidden), slot)| {
+            let (groups, last) = row.split_at_mut(width - hidden_width);
+            for (layer, part) in groups.chunks_exact_mut(group).enumerate() {
+                keys_and_values(source, rope, layer, slot, part);
+            }
+            let square = hidden.iter().map(|v| v * v).sum::<f32>() / hidden_width as f32;
+            let inverse = (square + 1e-6).sqrt().recip();
+            for (to, from) in last.iter_mut().zip(hidden) {
+                *to = from * inverse;
+            }
+        },
+    );
+    out
+}
+
+/// Keys before RoPE and values of one slot in one layer, side by side.
+pub(super) fn keys_and_values(cache: &KvCache, rope: &Rope, layer: usize, slot: usize, out: &mut [f32]) {
+    let width = cache.shape().kv_width();
+    let (keys, values) = out.split_at_mut(width);
+    cache.keys(layer)[slot * width..(slot + 1) * width].convert_to_f32_slice(keys);
+    cache.values(layer)[slot * width..(slot + 1) * width].convert_to_f32_slice(values);
+    rope.turn(keys, cache.slots()[slot].position, Turn::Back);
+}

@@ -1,0 +1,275 @@
+//! Carrying a sequence's cache to another model: a transaction that leaves the source untouched until the new cache
+//! has been checked.
+//!
+//! With a bridge, in this order: the first tokens are read natively through all layers (exact, because attention is
+//! causal); the destination's first layers run natively over the rest of the context (exact there too); the
+//! remaining layers of the context are mapped; the last window is read natively over what was mapped.
+
+use std::ops::Range;
+
+use molt_scheduler::units::Tokens;
+use serde::{Deserialize, Serialize};
+
+use crate::bridge::{Bridge, BridgeError, features};
+use crate::cache::{CacheError, KvCache, Provenance, Slot};
+use crate::decoder::{Decoder, StopFlag, Stopped};
+use crate::keepsake::{Keepsake, KeepsakeError};
+use crate::ledger::Ledger;
+use crate::rope::{Rope, Turn};
+
+/// How a cache came to another rung.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Route {
+    /// Same weights at another precision: the cache is taken as it is.
+    Identity,
+    /// Mapped by a bridge.
+    Bridge,
+    /// Restored from the keepsake; what was written since is read natively.
+    Keepsake,
+    /// Read again.
+    Reread,
+}
+
+/// What is done natively during a carry, beside the bridge's native layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CarrySettings {
+    /// First tokens that are read natively: attention sinks, system prompt.
+    pub exact_first: Tokens,
+    /// Last tokens that are read natively over the mapped ones.
+    pub fed_window: Tokens,
+    /// Neither of the two is more than the context divided by this, so that a short context is cheap to carry too.
+    pub native_share: usize,
+    /// Tokens mapped at a time.
+    pub block: Tokens,
+}
+
+/// Attention sinks: so many first tokens are read natively however short the context (arXiv 2309.17453).
+const SINKS: usize = 4;
+
+impl Default for CarrySettings {
+    fn default() -> Self {
+        Self { exact_first: Tokens::new(64), fed_window: Tokens::new(64), native_share: 8, block: Tokens::new(256) }
+    }
+}
+
+/// Why a carry failed. The source cache is still whole.
+#[derive(Debug, thiserror::Error)]
+pub enum CarryError {
+    /// The bridge is for other models.
+    #[error(transparent)]
+    Bridge(#[from] BridgeError),
+    /// There is no room, or what came out is not finite.
+    #[error("the carried cache is not usable")]
+    Cache(#[from] CacheError),
+    /// Given up as asked.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+    /// The keepsake is not usable.
+    #[error(transparent)]
+    Keepsake(#[from] KeepsakeError),
+    /// The source's cache has another shape than the bridge expects.
+    #[error("the cache has {found} layers of {found_width}, the bridge expects {expected} of {expected_width}")]
+    Shape {
+        /// Layers of the cache.
+        found: usize,
+        /// Width of its keys.
+        found_width: usize,
+        /// Layers that the bridge expects.
+        expected: usize,
+        /// Width that it expects.
+        expected_width: usize,
+    },
+}
+
+/// What a carry did.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct CarryReport {
+    /// How.
+    pub route: Route,
+    /// Tokens in the new cache, by provenance.
+    pub exact: Tokens,
+    /// Read natively over mapped ones.
+    pub over_mapped: Tokens,
+    /// Mapped.
+    pub mapped: Tokens,
+    /// Floating-point operations that it took.
+    pub flops: f64,
+    /// Floating-point operations that reading everything again would have taken.
+    pub reread_flops: f64,
+}
+
+impl CarryReport {
+    fn of(route: Route, cache: &KvCache, flops: f64, reread_flops: f64) -> Self {
+        let count = |p| Tokens::from(cache.slots().iter().filter(|s| s.provenance == p).count());
+        let (exact, over_mapped) = (count(Provenance::Exact), count(Provenance::OverMapped));
+        Self { route, exact, over_mapped, mapped: count(Provenance::Mapped), flops, reread_flops }
+    }
+
+    /// Tokens in the new cache.
+    pub fn tokens(&self) -> Tokens {
+        self.exact + self.over_mapped + self.mapped
+    }
+
+    /// The report of a cache that moves to another precision of the same weights.
+    pub fn identity(cache: &KvCache, destination: &dyn Decoder) -> Self {
+        let layers = destination.cache_shape().layers;
+        Self::of(Route::Identity, cache, 0.0, destination.flops(layers, cache.len(), 0))
+    }
+}
+
+/// Carries `source` (a cache of the model with that `rope`) to `destination` through the bridge.
+pub fn carry(
+    bridge: &Bridge,
+    (source, source_rope): (&KvCache, &Rope),
+    destination: &dyn Decoder,
+    settings: CarrySettings,
+    ledger: &Ledger,
+    stop: &StopFlag,
+) -> Result<(KvCache, CarryReport), CarryError> {
+    let spec = bridge.spec();
+    let (found, expected) = (source.shape(), spec.source_shape.into());
+    if found != expected {
+        let (found_width, expected_width) = (found.kv_width(), expected.kv_width());
+        let (found, expected) = (found.layers, expected.layers);
+        return Err(CarryError::Shape { found, found_width, expected, expected_width });
+    }
+    let slots = source.slots();
+    let (first, window) = split(slots, settings);
+    let mut cache = KvCache::new(destination.cache_shape(), source.limit(), ledger)?;
+    let layers = destination.cache_shape().layers;
+    let mut flops = read(destination, &mut cache, &slots[..first], None, stop)?;
+    for block in blocks(first..slots.len() - window, usize::from(settings.block).min(destination.chunk_limit())) {
+        let into = cache.append_at(&slots[block.clone()], Provenance::Mapped)?;
+        let mut hidden = Vec::new();
+        let ids: Vec<u32> = slots[block.clone()].iter().map(|s| s.token).collect();
+        destination.embed(&ids, &mut hidden);
+        destination.run_layers(0..spec.native_layers, &mut hidden, &mut cache, into.clone(), stop)?;
+        flops += destination.flops(spec.native_layers, block.len(), block.start);
+        flops += map_block(bridge, (source, source_rope), destination, block, &hidden, &mut cache, into, stop)?;
+    }
+    if window > 0 {
+        flops += read(destination, &mut cache, &slots[slots.len() - window..], None, stop)?;
+    }
+    cache.set_next_position(source.next_position());
+    cache.check_finite(0..cache.len())?;
+    let report = CarryReport::of(Route::Bridge, &cache, flops, destination.flops(layers, slots.len(), 0));
+    Ok((cache, report))
+}
+
+/// Reads all of a sequence's tokens again, natively.
+pub fn reread(
+    slots: &[Slot],
+    limit: Tokens,
+    destination: &dyn Decoder,
+    ledger: &Ledger,
+    stop: &StopFlag,
+) -> Result<(KvCache, CarryReport), CarryError> {
+    let mut cache = KvCache::new(destination.cache_shape(), limit, ledger)?;
+    let flops = read(destination, &mut cache, slots, Some(Provenance::Exact), stop)?;
+    cache.check_finite(0..cache.len())?;
+    let report = CarryReport::of(Route::Reread, &cache, flops, flops);
+    Ok((cache, report))
+}
+
+/// Restores a keepsake of the destination and reads natively what the sequence has gained since. `slots` are the
+/// sequence's tokens now; they begin with those of the keepsake.
+pub fn restore(
+    keepsake: &mut Keepsake,
+    slots: &[Slot],
+    limit: Tokens,
+    destination: &dyn Decoder,
+    ledger: &Ledger,
+    stop: &StopFlag,
+) -> Result<(KvCache, CarryReport), CarryError> {
+    let mut cache = keepsake.restore(limit, ledger)?;
+    let rest = slots.get(cache.len()..).unwrap_or_default();
+    let flops = read(destination, &mut cache, rest, None, stop)?;
+    cache.check_finite(0..cache.len())?;
+    let layers = destination.cache_shape().layers;
+    let report = CarryReport::of(Route::Keepsake, &cache, flops, destination.flops(layers, slots.len(), 0));
+    Ok((cache, report))
+}
+
+/// How many first tokens are read natively and how many last ones are fed.
+fn split(slots: &[Slot], settings: CarrySettings) -> (usize, usize) {
+    // Past a gap that shedding left, a native read of the front would not be over the prefix that was read before.
+    let unbroken = slots.iter().zip(0u32..).take_while(|(slot, index)| slot.position == *index).count();
+    let share = (slots.len() / settings.native_share.max(1)).max(SINKS);
+    let first = usize::from(settings.exact_first).min(share).min(unbroken);
+    let window = usize::from(settings.fed_window).min(share).min(slots.len() - first);
+    (first, window)
+}
+
+fn blocks(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range.step_by(size.max(1)).map(move |start| start..(start + size.max(1)).min(end))
+}
+
+/// Reads tokens natively through all layers, in chunks.
+fn read(
+    destination: &dyn Decoder,
+    cache: &mut KvCache,
+    slots: &[Slot],
+    provenance: Option<Provenance>,
+    stop: &StopFlag,
+) -> Result<f64, CarryError> {
+    let layers = destination.cache_shape().layers;
+    let (mut hidden, mut flops) = (Vec::new(), 0.0);
+    for block in blocks(0..slots.len(), destination.chunk_limit()) {
+        let native = provenance.unwrap_or(cache.native_provenance());
+        let ids: Vec<u32> = slots[block.clone()].iter().map(|s| s.token).collect();
+        flops += destination.flops(layers, block.len(), cache.len());
+        let into = cache.append_at(&slots[block], native)?;
+        destination.embed(&ids, &mut hidden);
+        destination.run_layers(0..layers, &mut hidden, cache, into, stop)?;
+    }
+    Ok(flops)
+}
+
+#[expect(clippy::too_many_arguments, reason = "the ends of a carry, once")]
+fn map_block(
+    bridge: &Bridge,
+    (source, source_rope): (&KvCache, &Rope),
+    destination: &dyn Decoder,
+    block: Range<usize>,
+    hidden: &[f32],
+    cache: &mut KvCache,
+    into: Range<usize>,
+    stop: &StopFlag,
+) -> Result<f64, CarryError> {
+    let (spec, rows) = (bridge.spec(), block.len());
+    let positions: Vec<u32> = source.slots()[block.clone()].iter().map(|s| s.position).collect();
+    let mut all = features(spec, source, source_rope, block, hidden);
+    bridge.normalise(&mut all);
+    let (outputs, half) = (spec.outputs(), spec.outputs() / 2);
+    let mut mapped = vec![0.0; rows * outputs];
+    let (mut keys, mut values) = (vec![0.0; rows * half], vec![0.0; rows * half]);
+    let (mut input, mut flops) = (Vec::new(), 0.0);
+    for layer in spec.mapped_layers() {
+        if stop.is_up() {
+            return Err(Stopped.into());
+        }
+        let Some(map) = bridge.map(layer) else { continue };
+        input.clear();
+        for row in all.chunks_exact(spec.features()) {
+            let start = input.len();
+            spec.input_ranges(layer).into_iter().for_each(|range| input.extend_from_slice(&row[range]));
+            input.resize(start + map.weight.columns(), 0.0);
+        }
+        destination.multiply(&map.weight, &input, &mut mapped);
+        flops += 2.0 * (rows * outputs * map.weight.columns()) as f64;
+        for (at, (row, position)) in mapped.chunks_exact_mut(outputs).zip(&positions).enumerate() {
+            for (value, bias) in row.iter_mut().zip(&map.bias) {
+                *value += bias;
+            }
+            let (k, v) = row.split_at_mut(half);
+            destination.rope().turn(k, *position, Turn::Forward);
+            keys[at * half..(at + 1) * half].copy_from_slice(k);
+            values[at * half..(at + 1) * half].copy_from_slice(v);
+        }
+        cache.write(layer, into.start, &keys, &values);
+    }
+    Ok(flops)
+}

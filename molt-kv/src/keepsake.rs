@@ -1,0 +1,118 @@
+//! Keepsakes: the cache that a sequence leaves behind on the model it came from, in an unlinked file, so that going back
+//! up is exact. Its pages are the system's to drop; they are not charged to the books.
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Read as _, Seek as _, Write as _};
+use std::path::Path;
+
+use half::f16;
+use molt_scheduler::units::{Bytes, Tokens};
+
+use crate::cache::{CacheError, CacheShape, KvCache, Slot};
+use crate::ledger::Ledger;
+
+/// A cache in a file that nobody else can see and that vanishes with the process.
+#[derive(Debug)]
+pub struct Keepsake {
+    file: File,
+    source: String,
+    shape: CacheShape,
+    slots: Vec<Slot>,
+    next_position: u32,
+}
+
+/// Why a keepsake could not be kept or restored.
+#[derive(Debug, thiserror::Error)]
+pub enum KeepsakeError {
+    /// The disk refused.
+    #[error("the keepsake's file")]
+    File(#[from] std::io::Error),
+    /// There is no room to restore it.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+}
+
+impl Keepsake {
+    /// Writes a cache of the model with that source hash to an unlinked file in `folder`.
+    pub fn save(cache: &KvCache, source: &str, folder: &Path) -> Result<Self, KeepsakeError> {
+        let mut file = tempfile::tempfile_in(folder)?;
+        let mut writer = BufWriter::new(&mut file);
+        for layer in 0..cache.shape().layers {
+            writer.write_all(bytemuck::cast_slice(cache.keys(layer)))?;
+            writer.write_all(bytemuck::cast_slice(cache.values(layer)))?;
+        }
+        writer.flush()?;
+        drop(writer);
+        let (slots, next_position) = (cache.slots().to_vec(), cache.next_position());
+        Ok(Self { file, source: source.to_owned(), shape: cache.shape(), slots, next_position })
+    }
+
+    /// SHA-256 of the model file that the cache belongs to.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The tokens it holds.
+    pub fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// Bytes on disk.
+    pub fn bytes(&self) -> Bytes {
+        self.shape.bytes_per_token().times(Tokens::from(self.slots.len()))
+    }
+
+    /// Whether `slots` begin with exactly the tokens that it holds, where they stood.
+    pub fn is_prefix_of(&self, slots: &[Slot]) -> bool {
+        let same = |(a, b): (&Slot, &Slot)| a.token == b.token && a.position == b.position;
+        self.slots.len() <= slots.len() && self.slots.iter().zip(slots).all(same)
+    }
+
+    /// The cache as it was, bit for bit.
+    pub fn restore(&mut self, limit: Tokens, ledger: &Ledger) -> Result<KvCache, KeepsakeError> {
+        let mut cache = KvCache::new(self.shape, limit, ledger)?;
+        for slot in &self.slots {
+            cache.append_at(&[*slot], slot.provenance)?;
+        }
+        cache.set_next_position(self.next_position);
+        self.file.rewind()?;
+        let mut reader = BufReader::new(&self.file);
+        let mut plane = vec![f16::ZERO; self.slots.len() * self.shape.kv_width()];
+        for layer in 0..self.shape.layers {
+            reader.read_exact(bytemuck::cast_slice_mut(&mut plane))?;
+            let keys = plane.clone();
+            reader.read_exact(bytemuck::cast_slice_mut(&mut plane))?;
+            cache.write_halves(layer, &keys, &plane);
+        }
+        Ok(cache)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::Provenance;
+
+    #[test]
+    fn a_cache_comes_back_bit_for_bit() {
+        let ledger = Ledger::new();
+        let shape = CacheShape { layers: 3, kv_heads: 2, head_dim: 4 };
+        let mut cache = KvCache::new(shape, Tokens::new(100), &ledger).unwrap();
+        let slots = cache.append(&(0..40).collect::<Vec<_>>()).unwrap();
+        for layer in 0..3 {
+            let values: Vec<f32> = (0..40 * 8).map(|i| (i as f32 * 0.37 + layer as f32).sin()).collect();
+            cache.write(layer, slots.start, &values, &values);
+        }
+        cache.shed(4..10).unwrap();
+        cache.mark(5..9, Provenance::Mapped);
+        let mut keepsake = Keepsake::save(&cache, "abc", &std::env::temp_dir()).unwrap();
+        let back = keepsake.restore(Tokens::new(100), &ledger).unwrap();
+        assert_eq!((back.slots(), back.next_position()), (cache.slots(), cache.next_position()));
+        for layer in 0..3 {
+            assert_eq!((back.keys(layer), back.values(layer)), (cache.keys(layer), cache.values(layer)));
+        }
+        assert!(keepsake.is_prefix_of(cache.slots()));
+        cache.truncate(20);
+        assert!(!keepsake.is_prefix_of(cache.slots()), "more than the conversation has");
+    }
+}

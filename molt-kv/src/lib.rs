@@ -1,0 +1,17 @@
+//! Caches of attention state, the memory they live in, and what carries them from one model to another.
+//!
+//! This crate knows no model file and no tokenizer. What it needs of a decoder is the trait [`Decoder`], which
+//! molt-models implements.
+
+pub mod blocks;
+pub mod bridge;
+pub mod cache;
+pub mod carry;
+pub mod decoder;
+pub mod gemm;
+pub mod keepsake;
+pub mod ledger;
+pub mod region;
+pub mod rope;
+
+pub use decoder::Decoder;

@@ -1,0 +1,247 @@
+//! Memory of our own: anonymous mappings and mapped files, charged to the books. Dropping one unmaps it, so what is
+//! given back really leaves the resident set (a freed heap block may not).
+
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use memmap2::{Mmap, MmapMut};
+
+use crate::ledger::{Kind, Ledger};
+
+/// Why memory could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum RegionError {
+    /// The system refused an anonymous mapping.
+    #[error("the system gave no mapping of {bytes} bytes")]
+    Anonymous {
+        /// How much was asked for.
+        bytes: usize,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A file could not be opened or mapped.
+    #[error("cannot map {}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+}
+
+/// An anonymous mapping of our own, zeroed, page-aligned.
+#[derive(Debug)]
+pub struct Region {
+    map: MmapMut,
+    charged: u64,
+    kind: Kind,
+    ledger: Ledger,
+}
+
+impl Region {
+    /// Maps `bytes` and charges all of them.
+    pub fn new(ledger: &Ledger, kind: Kind, bytes: usize) -> Result<Self, RegionError> {
+        let mut region = Self::reserved(ledger, kind, bytes)?;
+        region.set_charge(bytes);
+        Ok(region)
+    }
+
+    /// Maps `bytes` without charging them: pages cost nothing until they are touched, and the owner says with
+    /// [`Region::set_charge`] how much it uses.
+    pub fn reserved(ledger: &Ledger, kind: Kind, bytes: usize) -> Result<Self, RegionError> {
+        let map = MmapMut::map_anon(bytes.max(1)).map_err(|source| RegionError::Anonymous { bytes, source })?;
+        Ok(Self { map, charged: 0, kind, ledger: ledger.clone() })
+    }
+
+    /// Sets the bytes that the books hold for this region.
+    pub fn set_charge(&mut self, bytes: usize) {
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        if bytes > self.charged {
+            self.ledger.charge(self.kind, bytes - self.charged);
+        } else {
+            self.ledger.give_back(self.kind, self.charged - bytes);
+        }
+        self.charged = bytes;
+    }
+
+    /// Gives the pages that lie wholly in `range` (bytes) back to the system; they read as zero afterwards.
+    pub fn discard(&mut self, range: std::ops::Range<usize>) {
+        let page = page_size();
+        let start = range.start.next_multiple_of(page);
+        let end = range.end.min(self.map.len()) / page * page;
+        if start >= end {
+            return;
+        }
+        // SAFETY: the range lies inside this private anonymous mapping, to which `&mut self` holds the only
+        // reference; after MADV_DONTNEED its pages read as zeroes, which is a valid value of every `Pod` type.
+        let advised =
+            unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
+        debug_assert!(advised.is_ok(), "{advised:?}");
+    }
+
+    /// The memory as plain values.
+    pub fn as_slice<T: Pod>(&self) -> &[T] {
+        let whole = self.map.len() / size_of::<T>() * size_of::<T>();
+        bytemuck::cast_slice(&self.map[..whole])
+    }
+
+    /// The memory as plain values, to write.
+    pub fn as_mut_slice<T: Pod>(&mut self) -> &mut [T] {
+        let whole = self.map.len() / size_of::<T>() * size_of::<T>();
+        bytemuck::cast_slice_mut(&mut self.map[..whole])
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.ledger.give_back(self.kind, self.charged);
+    }
+}
+
+/// A file mapped read-only. Parts of it are charged as they are put to use, see [`FileRegion::part`].
+#[derive(Debug)]
+pub struct FileRegion {
+    path: PathBuf,
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    Mapped {
+        file: File,
+        map: Mmap,
+    },
+    /// Part of the program's own file, which the system maps and drops page by page like any other.
+    Embedded(&'static [u8]),
+}
+
+impl FileRegion {
+    /// Maps a whole file.
+    pub fn open(path: &Path) -> Result<Arc<Self>, RegionError> {
+        let error = |source| RegionError::File { path: path.to_owned(), source };
+        let file = File::open(path).map_err(error)?;
+        // SAFETY: the mapping is private and read-only. A file that somebody truncates under us would raise SIGBUS;
+        // model files are written under another name and renamed, and the user is told not to edit them in place.
+        let map = unsafe { Mmap::map(&file) }.map_err(error)?;
+        Ok(Arc::new(Self { path: path.to_owned(), content: Content::Mapped { file, map } }))
+    }
+
+    /// A file that is part of the program, under a name for messages.
+    pub fn embedded(name: &str, bytes: &'static [u8]) -> Arc<Self> {
+        Arc::new(Self { path: PathBuf::from(name), content: Content::Embedded(bytes) })
+    }
+
+    /// The file's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file's bytes.
+    pub fn bytes(&self) -> &[u8] {
+        match &self.content {
+            Content::Mapped { map, .. } => map,
+            Content::Embedded(bytes) => bytes,
+        }
+    }
+
+    /// A part of the file, charged to the books while it is held; `None` where the file does not hold it.
+    pub fn part(self: &Arc<Self>, ledger: &Ledger, kind: Kind, range: std::ops::Range<usize>) -> Option<FilePart> {
+        self.bytes().get(range.clone())?;
+        let charged = u64::try_from(range.len()).unwrap_or(u64::MAX);
+        ledger.charge(kind, charged);
+        Some(FilePart { file: self.clone(), range, charged, kind, ledger: ledger.clone() })
+    }
+}
+
+impl FileRegion {
+    /// Gives the pages that lie wholly in `range` back to the system: out of the resident set, and out of the page
+    /// cache (which stays charged to our cgroup otherwise). They are read from the file again when they are touched.
+    pub fn release(&self, range: std::ops::Range<usize>) {
+        let Some(bytes) = self.bytes().get(range.clone()) else { return };
+        let page = page_size();
+        let start = bytes.as_ptr().addr().next_multiple_of(page);
+        let end = bytes.as_ptr_range().end.addr() / page * page;
+        if start >= end {
+            return;
+        }
+        let inner = &bytes[start - bytes.as_ptr().addr()..][..end - start];
+        // SAFETY: these whole pages hold nothing but bytes of a private mapping that is backed by a file and never
+        // written (a mapped model file, or constants of the program without relocations), so a dropped page comes back
+        // with the same content; references into it stay valid.
+        unsafe { libc::madvise(inner.as_ptr().cast_mut().cast(), inner.len(), libc::MADV_DONTNEED) };
+        if let Content::Mapped { file, .. } = &self.content {
+            let offset = |at: usize| libc::off_t::try_from(at).unwrap_or(0);
+            let (from, length) = (offset(start - self.bytes().as_ptr().addr()), offset(inner.len()));
+            // SAFETY: plain system call on a descriptor that we own; advice cannot make memory invalid.
+            unsafe { libc::posix_fadvise(file.as_raw_fd(), from, length, libc::POSIX_FADV_DONTNEED) };
+        }
+    }
+}
+
+/// A charged part of a mapped file.
+#[derive(Debug)]
+pub struct FilePart {
+    file: Arc<FileRegion>,
+    range: std::ops::Range<usize>,
+    charged: u64,
+    kind: Kind,
+    ledger: Ledger,
+}
+
+impl FilePart {
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.file.bytes()[self.range.clone()]
+    }
+}
+
+impl Drop for FilePart {
+    fn drop(&mut self) {
+        self.file.release(self.range.clone());
+        self.ledger.give_back(self.kind, self.charged);
+    }
+}
+
+/// Bytes of a page.
+pub fn page_size() -> usize {
+    // SAFETY: plain system call without arguments in memory.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).unwrap_or(4096)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_books_follow_what_is_mapped() {
+        let ledger = Ledger::new();
+        let mut region = Region::new(&ledger, Kind::Cache, 1 << 20).unwrap();
+        assert_eq!(ledger.used(Kind::Cache).get(), 1 << 20);
+        region.set_charge(10);
+        assert_eq!(ledger.total().get(), 10);
+        drop(region);
+        assert_eq!(ledger.total().get(), 0);
+    }
+
+    #[test]
+    fn discarded_pages_read_as_zero_and_the_rest_stays() {
+        let ledger = Ledger::new();
+        let page = page_size();
+        let mut region = Region::new(&ledger, Kind::Cache, 4 * page).unwrap();
+        region.as_mut_slice::<u8>().fill(7);
+        region.discard(page + 1..4 * page);
+        let bytes = region.as_slice::<u8>();
+        assert!(bytes[..2 * page].iter().all(|b| *b == 7), "a page that is only partly in the range must stay");
+        assert!(bytes[2 * page..].iter().all(|b| *b == 0));
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let error = FileRegion::open(Path::new("/nowhere/model.gguf")).unwrap_err().to_string();
+        assert!(error.contains("/nowhere/model.gguf"), "{error}");
+    }
+}

@@ -1,0 +1,169 @@
+//! The same decoder over candle tensors, differentiable: it trains the `pocket` ladder and tunes bridges.
+//!
+//! It is the readable twin of the fast decoder and is tested to agree with it. It must never be used for serving:
+//! its weights are heap tensors outside the books, and its attention materialises the scores.
+
+use std::collections::HashMap;
+
+use candle_core::{D, DType, Device, Result, Tensor};
+use candle_nn::ops::{rms_norm_slow, softmax};
+
+use crate::config::{ModelConfig, RopePairing};
+
+/// A decoder whose weights are candle tensors under their GGUF names, any of which may be a `Var`.
+#[derive(Debug, Clone)]
+pub struct AutogradDecoder {
+    config: ModelConfig,
+    weights: HashMap<String, Tensor>,
+}
+
+/// Keys before rotation and values of a block for the tokens just read, each `[batch, kv_heads, tokens, head_dim]`.
+#[derive(Debug, Clone)]
+pub struct BlockKv {
+    /// Keys as they leave the projection, before RoPE.
+    pub keys: Tensor,
+    /// Values.
+    pub values: Tensor,
+}
+
+impl AutogradDecoder {
+    /// Takes weights by GGUF name; the output head is the token table where no `output.weight` is given.
+    pub fn new(config: ModelConfig, weights: HashMap<String, Tensor>) -> Self {
+        Self { config, weights }
+    }
+
+    /// The shape of the decoder.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Every weight by GGUF name, in no order.
+    pub fn weights(&self) -> impl Iterator<Item = (&String, &Tensor)> {
+        self.weights.iter()
+    }
+
+    fn weight(&self, name: &str) -> Result<&Tensor> {
+        self.weights
+            .get(name)
+            .ok_or_else(|| candle_core::Error::Msg(format!("the decoder has no tensor named {name}")).bt())
+    }
+
+    /// `x [.., in] -> [.., out]` through `{name}.weight [out, in]` and, where there is one, `{name}.bias [out]`.
+    fn linear(&self, name: &str, x: &Tensor) -> Result<Tensor> {
+        let weight = self.weight(&format!("{name}.weight"))?;
+        let (batch, tokens, width) = x.dims3()?;
+        let y = x.reshape((batch * tokens, width))?.matmul(&weight.t()?)?.reshape((batch, tokens, weight.dim(0)?))?;
+        match self.weights.get(&format!("{name}.bias")) {
+            Some(bias) => y.broadcast_add(bias),
+            None => Ok(y),
+        }
+    }
+
+    fn norm(&self, name: &str, x: &Tensor) -> Result<Tensor> {
+        rms_norm_slow(x, self.weight(&format!("{name}.weight"))?, self.config.rms_eps)
+    }
+
+    /// Token ids `[batch, tokens]` to hidden states `[batch, tokens, width]`.
+    pub fn embed(&self, ids: &Tensor) -> Result<Tensor> {
+        let (batch, tokens) = ids.dims2()?;
+        let table = self.weight("token_embd.weight")?;
+        table.index_select(&ids.flatten_all()?, 0)?.reshape((batch, tokens, self.config.width))
+    }
+
+    /// One block over hidden states that start at position `start`, with an optional past (rotated here, as given
+    /// before RoPE). Returns the new hidden states and the keys and values of the tokens read.
+    pub fn block(&self, layer: usize, x: &Tensor, start: usize, past: Option<&BlockKv>) -> Result<(Tensor, BlockKv)> {
+        let c = &self.config;
+        let (batch, tokens, _) = x.dims3()?;
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        let n = self.norm(&name("attn_norm"), x)?;
+        let split =
+            |t: Tensor, heads: usize| t.reshape((batch, tokens, heads, c.head_dim))?.transpose(1, 2)?.contiguous();
+        let q = split(self.linear(&name("attn_q"), &n)?, c.heads)?;
+        let own = BlockKv {
+            keys: split(self.linear(&name("attn_k"), &n)?, c.kv_heads)?,
+            values: split(self.linear(&name("attn_v"), &n)?, c.kv_heads)?,
+        };
+        let q = self.rotate(&q, start)?;
+        let (mut k, mut v, mut before) = (self.rotate(&own.keys, start)?, own.values.clone(), 0);
+        if let Some(past) = past {
+            before = past.keys.dim(2)?;
+            k = Tensor::cat(&[&self.rotate(&past.keys, start - before)?, &k], 2)?;
+            v = Tensor::cat(&[&past.values, &v], 2)?;
+        }
+        let group = c.heads / c.kv_heads;
+        let q = q.reshape((batch * c.kv_heads, group * tokens, c.head_dim))?;
+        let total = before + tokens;
+        let k = k.reshape((batch * c.kv_heads, total, c.head_dim))?;
+        let v = v.reshape((batch * c.kv_heads, total, c.head_dim))?;
+        let scores = (q.matmul(&k.t()?)? * (c.head_dim as f64).powf(-0.5))?;
+        let scores = scores.reshape((batch * c.kv_heads * group, tokens, total))?.broadcast_add(&causal_mask(
+            tokens,
+            before,
+            x.device(),
+        )?)?;
+        let scores = softmax(&scores, D::Minus1)?.reshape((batch * c.kv_heads, group * tokens, total))?;
+        let mixed = scores.matmul(&v)?.reshape((batch, c.heads, tokens, c.head_dim))?.transpose(1, 2)?.reshape((
+            batch,
+            tokens,
+            c.q_width(),
+        ))?;
+        let x = (x + self.linear(&name("attn_output"), &mixed)?)?;
+        let n = self.norm(&name("ffn_norm"), &x)?;
+        let gated = (self.linear(&name("ffn_gate"), &n)?.silu()? * self.linear(&name("ffn_up"), &n)?)?;
+        let x = (&x + self.linear(&name("ffn_down"), &gated)?)?;
+        Ok((x, own))
+    }
+
+    /// Hidden states after the last block to logits `[batch, tokens, vocab]`.
+    pub fn logits(&self, x: &Tensor) -> Result<Tensor> {
+        let n = self.norm("output_norm", x)?;
+        let head = if self.weights.contains_key("output.weight") { "output" } else { "token_embd" };
+        self.linear(head, &n)
+    }
+
+    /// Token ids `[batch, tokens]` from position 0 to logits `[batch, tokens, vocab]`.
+    pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        let mut x = self.embed(ids)?;
+        for layer in 0..self.config.layers {
+            x = self.block(layer, &x, 0, None)?.0;
+        }
+        self.logits(&x)
+    }
+
+    /// RoPE on `[batch, heads, tokens, head_dim]` whose first token stands at `start`.
+    fn rotate(&self, x: &Tensor, start: usize) -> Result<Tensor> {
+        let (batch, heads, tokens, head_dim) = x.dims4()?;
+        let half = head_dim / 2;
+        let mut angles = Vec::with_capacity(tokens * half);
+        for t in 0..tokens {
+            for i in 0..half {
+                let frequency = f64::from(self.config.rope_base).powf(-2.0 * i as f64 / head_dim as f64);
+                angles.push((start + t) as f64 * frequency);
+            }
+        }
+        let angles = Tensor::from_vec(angles, (tokens, half), x.device())?;
+        let (cos, sin) = (angles.cos()?.to_dtype(DType::F32)?, angles.sin()?.to_dtype(DType::F32)?);
+        let (first, second) = match self.config.rope_pairing {
+            RopePairing::Halves => (x.narrow(3, 0, half)?, x.narrow(3, half, half)?),
+            RopePairing::Neighbours => {
+                let pairs = x.reshape((batch, heads, tokens, half, 2))?;
+                (pairs.narrow(4, 0, 1)?.squeeze(4)?, pairs.narrow(4, 1, 1)?.squeeze(4)?)
+            }
+        };
+        let a = (first.broadcast_mul(&cos)? - second.broadcast_mul(&sin)?)?;
+        let b = (second.broadcast_mul(&cos)? + first.broadcast_mul(&sin)?)?;
+        match self.config.rope_pairing {
+            RopePairing::Halves => Tensor::cat(&[&a, &b], 3),
+            RopePairing::Neighbours => Tensor::stack(&[&a, &b], 4)?.reshape((batch, heads, tokens, head_dim)),
+        }
+    }
+}
+
+/// `[tokens, before + tokens]`: zero where a query may look, minus infinity ahead of it.
+fn causal_mask(tokens: usize, before: usize, device: &Device) -> Result<Tensor> {
+    let mask: Vec<f32> = (0..tokens)
+        .flat_map(|i| (0..before + tokens).map(move |j| if j > before + i { f32::NEG_INFINITY } else { 0.0 }))
+        .collect();
+    Tensor::from_vec(mask, (tokens, before + tokens), device)
+}

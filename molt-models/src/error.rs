@@ -1,0 +1,143 @@
+//! Everything that can be wrong with models and ladders, written for the person who must act on it.
+
+use std::path::PathBuf;
+
+use molt_kv::bridge::BridgeError;
+use molt_kv::cache::CacheError;
+use molt_kv::decoder::Stopped;
+use molt_kv::region::RegionError;
+use molt_scheduler::LadderCostError;
+
+/// What is wrong with a model file, a tokenizer or a ladder.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// Memory or a file cannot be mapped.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    /// A cache cannot hold what it should.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// A bridge is unusable.
+    #[error(transparent)]
+    Bridge(#[from] BridgeError),
+    /// Given up as asked.
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+    /// A file cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: std::io::Error,
+    },
+    /// The header of a model file makes no sense.
+    #[error("{} is no usable model file: {reason}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The file ends before a tensor does.
+    #[error(
+        "{} is truncated: tensor {tensor} ends at byte {needs}, the file has {has}; fetch it again with `molt pull`",
+        path.display()
+    )]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Where it ends.
+        needs: u64,
+        /// Where the file ends.
+        has: u64,
+    },
+    /// A tensor is missing or has another shape than the header promises.
+    #[error("{}: tensor {tensor}: {reason}", path.display())]
+    Tensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A model family that the decoder does not know.
+    #[error("{} holds a {family} model; Molt runs qwen2 and llama", path.display())]
+    Family {
+        /// The file.
+        path: PathBuf,
+        /// What the file says.
+        family: String,
+    },
+    /// A tokenizer that cannot be built.
+    #[error("the tokenizer of {}: {reason}", path.display())]
+    Tokenizer {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A chat template that cannot be used.
+    #[error("the chat template: {0}")]
+    Template(String),
+    /// A ladder file that cannot be parsed; the message names the key.
+    #[error("the ladder {name}: {reason}")]
+    LadderSyntax {
+        /// The ladder.
+        name: String,
+        /// What the parser says.
+        reason: String,
+    },
+    /// A ladder that nobody knows.
+    #[error("there is no ladder {name}; known are {known}, or give the path of a ladder file")]
+    UnknownLadder {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// A rung or bridge that names a file the ladder does not list.
+    #[error("the ladder {ladder}: {user} names the file {file}, which the ladder does not list")]
+    UnlistedFile {
+        /// The ladder.
+        ladder: String,
+        /// Who names it.
+        user: String,
+        /// The file.
+        file: String,
+    },
+    /// A file that has not been fetched.
+    #[error("{} is not there; fetch it with `molt pull {ladder}`", path.display())]
+    NotPulled {
+        /// The ladder.
+        ladder: String,
+        /// Where it should be.
+        path: PathBuf,
+    },
+    /// Two rungs with different tokenizers.
+    #[error(
+        "the ladder {ladder}: {second} has another tokenizer than {first}; a conversation cannot change between them"
+    )]
+    DifferentTokenizers {
+        /// The ladder.
+        ladder: String,
+        /// One file.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// Rungs that do not fall in size.
+    #[error("the ladder {ladder}")]
+    Sizes {
+        /// The ladder.
+        ladder: String,
+        /// Which rung.
+        source: LadderCostError,
+    },
+    /// A file that is not what the ladder says.
+    #[error(transparent)]
+    Pull(#[from] crate::pull::PullError),
+}

@@ -1,0 +1,158 @@
+//! Opening a model file: GGUF, or safetensors with `config.json` and `tokenizer.json` beside it. A file's header is a
+//! claim; a [`ModelFile`] has been checked against the bytes that are there.
+
+mod gguf;
+mod safetensors;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use molt_kv::region::FileRegion;
+
+use crate::config::ModelConfig;
+use crate::error::ModelError;
+use crate::kernels::Format;
+use crate::tokenizer::Vocabulary;
+
+/// A tensor of a model file, by its GGUF name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorEntry {
+    /// How its numbers are stored.
+    pub format: Format,
+    /// Rows (1 for a vector).
+    pub rows: usize,
+    /// Numbers in a row.
+    pub columns: usize,
+    /// Where its bytes lie in the file.
+    pub range: Range<usize>,
+}
+
+/// A model file whose header has been read and checked.
+#[derive(Debug)]
+pub struct ModelFile {
+    region: Arc<FileRegion>,
+    config: ModelConfig,
+    tensors: BTreeMap<String, TensorEntry>,
+    vocabulary: Vocabulary,
+}
+
+impl ModelFile {
+    /// Opens a file by its ending: `.gguf` or `.safetensors`.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        Self::read(FileRegion::open(path)?)
+    }
+
+    /// Reads the header of a file that is mapped already.
+    pub fn read(region: Arc<FileRegion>) -> Result<Self, ModelError> {
+        let file = match region.path().extension().and_then(|e| e.to_str()) {
+            Some("safetensors") => safetensors::read(region)?,
+            _ => gguf::read(region)?,
+        };
+        file.check()?;
+        Ok(file)
+    }
+
+    /// The file's path.
+    pub fn path(&self) -> &Path {
+        self.region.path()
+    }
+
+    /// The mapping.
+    pub fn region(&self) -> &Arc<FileRegion> {
+        &self.region
+    }
+
+    /// The decoder's shape.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The tokenizer's parts.
+    pub fn vocabulary(&self) -> &Vocabulary {
+        &self.vocabulary
+    }
+
+    /// A tensor by its GGUF name.
+    pub fn tensor(&self, name: &str) -> Option<&TensorEntry> {
+        self.tensors.get(name)
+    }
+
+    /// All tensors.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &TensorEntry)> {
+        self.tensors.iter().map(|(name, entry)| (name.as_str(), entry))
+    }
+
+    /// The table that serves as embedding and output head: the finer of the two where a file carries it twice.
+    pub fn shared_table(&self) -> &'static str {
+        let size = |name: &str| self.tensors.get(name).map_or(0, |t| t.range.len());
+        if size("output.weight") > size("token_embd.weight") { "output.weight" } else { "token_embd.weight" }
+    }
+
+    pub(crate) fn expect(&self, name: &str, rows: usize, columns: usize) -> Result<&TensorEntry, ModelError> {
+        let error = |reason: String| ModelError::Tensor { path: self.path().into(), tensor: name.into(), reason };
+        let entry = self.tensors.get(name).ok_or_else(|| error("is missing".into()))?;
+        if (entry.rows, entry.columns) != (rows, columns) {
+            let (r, c) = (entry.rows, entry.columns);
+            return Err(error(format!("is {r} x {c}, the header calls for {rows} x {columns}")));
+        }
+        Ok(entry)
+    }
+
+    /// Every linear layer of a block: name, rows, columns.
+    pub(crate) fn linears(config: &ModelConfig) -> [(&'static str, usize, usize); 7] {
+        let c = config;
+        [
+            ("attn_q", c.q_width(), c.width),
+            ("attn_k", c.kv_width(), c.width),
+            ("attn_v", c.kv_width(), c.width),
+            ("attn_output", c.width, c.q_width()),
+            ("ffn_gate", c.ffn_width, c.width),
+            ("ffn_up", c.ffn_width, c.width),
+            ("ffn_down", c.width, c.ffn_width),
+        ]
+    }
+
+    fn check(&self) -> Result<(), ModelError> {
+        let c = &self.config;
+        let malformed = |reason: String| ModelError::Malformed { path: self.path().into(), reason };
+        let sizes = [c.layers, c.width, c.heads, c.kv_heads, c.head_dim, c.ffn_width, c.vocab, c.trained_context];
+        if sizes.iter().any(|n| *n == 0 || *n > 1 << 24) {
+            return Err(malformed(format!("its dimensions {sizes:?} are not all between 1 and 2^24")));
+        }
+        if c.heads % c.kv_heads != 0 || c.head_dim % 2 != 0 {
+            let (heads, kv, dim) = (c.heads, c.kv_heads, c.head_dim);
+            return Err(malformed(format!("{heads} heads of {dim} over {kv} key/value heads do not divide")));
+        }
+        if !(c.rope_base > 1.0 && c.rope_base.is_finite() && c.rms_eps > 0.0 && c.rms_eps < 1.0) {
+            return Err(malformed(format!("rope base {} or epsilon {} is no usable number", c.rope_base, c.rms_eps)));
+        }
+        if self.vocabulary.tokens() != c.vocab {
+            let (tokens, rows) = (self.vocabulary.tokens(), c.vocab);
+            return Err(malformed(format!("its tokenizer has {tokens} tokens, its table {rows} rows")));
+        }
+        self.expect(self.shared_table(), c.vocab, c.width)?;
+        self.expect("output_norm.weight", 1, c.width)?;
+        for layer in 0..c.layers {
+            for (name, rows, columns) in Self::linears(c) {
+                self.expect(&format!("blk.{layer}.{name}.weight"), rows, columns)?;
+            }
+            for name in ["attn_norm", "ffn_norm"] {
+                self.expect(&format!("blk.{layer}.{name}.weight"), 1, c.width)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A tensor's place in a file of `len` bytes, checked.
+fn place(path: &Path, name: &str, start: u64, bytes: u64, len: usize) -> Result<Range<usize>, ModelError> {
+    let has = len as u64;
+    let needs = start.saturating_add(bytes);
+    let range = usize::try_from(start).ok().zip(usize::try_from(needs).ok());
+    match range {
+        Some((start, end)) if needs <= has => Ok(start..end),
+        _ => Err(ModelError::Truncated { path: PathBuf::from(path), tensor: name.to_owned(), needs, has }),
+    }
+}

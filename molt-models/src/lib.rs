@@ -1,0 +1,26 @@
+//! Ladders, weights, tokenizers and the decoder of Molt.
+
+mod attention;
+pub mod autograd;
+pub mod config;
+mod embedded;
+mod error;
+pub mod file;
+pub mod kernels;
+mod ladder;
+mod matrix;
+mod model;
+mod precision;
+pub mod pretokenize;
+pub mod pull;
+pub mod sampling;
+mod template;
+mod tokenizer;
+
+pub use error::ModelError;
+pub use ladder::{BridgeEntry, FileEntry, Ladder, LadderFile, Rung, RungEntry};
+pub use matrix::Matrix;
+pub use model::{CHUNK, Embedding, Model, ModelBytes};
+pub use precision::{Precision, Stored};
+pub use template::{ChatTemplate, Message};
+pub use tokenizer::{TextStream, Tokenizer, Vocabulary};

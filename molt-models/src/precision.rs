@@ -1,0 +1,190 @@
+//! Precisions of a rung, and building weights at a precision from what the file holds.
+
+use half::f16;
+use half::slice::HalfFloatSliceExt as _;
+use molt_kv::blocks;
+use molt_kv::decoder::StopFlag;
+use molt_kv::ledger::{Kind, Ledger};
+use molt_kv::region::Region;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use crate::error::ModelError;
+use crate::file::{ModelFile, TensorEntry};
+use crate::kernels::{Format, RUN, Weights};
+use crate::matrix::Matrix;
+
+/// How weights are kept in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stored {
+    /// In place in the mapped file.
+    AsStored,
+    /// 4-byte floats.
+    F32,
+    /// 2-byte floats.
+    F16,
+    /// 8-bit blocks of 32.
+    #[serde(rename = "q8_0")]
+    Q8_0,
+    /// 4-bit blocks of 32.
+    #[serde(rename = "q4_0")]
+    Q4_0,
+}
+
+impl Stored {
+    fn format(self, of_file: Format) -> Format {
+        match self {
+            Self::AsStored => of_file,
+            Self::F32 => Format::F32,
+            Self::F16 => Format::F16,
+            Self::Q8_0 => Format::Q8_0,
+            Self::Q4_0 => Format::Q4_0,
+        }
+    }
+}
+
+/// The precision of a rung: linear layers and the table that is embedding and output head apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(from = "PrecisionText")]
+pub struct Precision {
+    /// Linear layers.
+    pub linear: Stored,
+    /// The token table.
+    pub table: Stored,
+}
+
+/// `precision = "f32"` or `precision = { linear = "q8_0", table = "f32" }`.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum PrecisionText {
+    Both(Stored),
+    Apart(Apart),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Apart {
+    linear: Stored,
+    table: Stored,
+}
+
+impl From<PrecisionText> for Precision {
+    fn from(text: PrecisionText) -> Self {
+        match text {
+            PrecisionText::Both(stored) => Self { linear: stored, table: stored },
+            PrecisionText::Apart(Apart { linear, table }) => Self { linear, table },
+        }
+    }
+}
+
+impl std::fmt::Display for Precision {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = |s| match s {
+            Stored::AsStored => "as stored",
+            Stored::F32 => "f32",
+            Stored::F16 => "f16",
+            Stored::Q8_0 => "q8_0",
+            Stored::Q4_0 => "q4_0",
+        };
+        match self.linear == self.table {
+            true => f.write_str(name(self.linear)),
+            false => write!(f, "{} linear, {} table", name(self.linear), name(self.table)),
+        }
+    }
+}
+
+/// Bytes of a tensor at a precision; a row that is no whole number of blocks stays at f16.
+pub(crate) fn bytes_at(entry: &TensorEntry, stored: Stored) -> usize {
+    let format = format_at(entry, stored);
+    format.row_bytes(entry.columns).unwrap_or(0) * entry.rows
+}
+
+fn format_at(entry: &TensorEntry, stored: Stored) -> Format {
+    let format = stored.format(entry.format);
+    if format.row_bytes(entry.columns).is_some() { format } else { Format::F16 }
+}
+
+/// The matrix of a tensor at a precision: mapped in place, or built in a region of ours on all threads.
+pub(crate) fn build(
+    file: &ModelFile,
+    name: &str,
+    stored: Stored,
+    ledger: &Ledger,
+    stop: &StopFlag,
+) -> Result<Matrix, ModelError> {
+    let error = |reason: &str| ModelError::Tensor {
+        path: file.path().to_owned(),
+        tensor: name.to_owned(),
+        reason: reason.to_owned(),
+    };
+    let entry = file.tensor(name).ok_or_else(|| error("is missing"))?;
+    let format = format_at(entry, stored);
+    if format == entry.format {
+        let part = file.region().part(ledger, Kind::Weights, entry.range.clone());
+        let matrix = part.and_then(|part| Matrix::mapped(format, entry.rows, entry.columns, part));
+        return matrix.ok_or_else(|| error("does not lie in the file as its header says"));
+    }
+    let bytes = &file.region().bytes()[entry.range.clone()];
+    let source = Weights::new(entry.format, entry.rows, entry.columns, bytes)
+        .ok_or_else(|| error("is no whole number of blocks"))?;
+    let row_bytes = format.row_bytes(entry.columns).ok_or_else(|| error("is no whole number of blocks"))?;
+    let mut region = Region::new(ledger, Kind::Weights, row_bytes * entry.rows)?;
+    // Some rows at a time, so that a stop is noticed soon also in the table of 150,000 rows.
+    const ROWS: usize = 256;
+    let target = &mut region.as_mut_slice::<u8>()[..row_bytes * entry.rows];
+    target.par_chunks_mut(ROWS * row_bytes).enumerate().for_each(|(group, rows)| {
+        if stop.is_up() {
+            return;
+        }
+        let mut wide = vec![0.0f32; entry.columns];
+        for (at, out) in rows.chunks_exact_mut(row_bytes).enumerate() {
+            source.dequantize_row(group * ROWS + at, &mut wide);
+            encode(format, &wide, out);
+        }
+    });
+    // The stored blocks have served; they would only count twice.
+    file.region().release(entry.range.clone());
+    if stop.is_up() {
+        return Err(molt_kv::decoder::Stopped.into());
+    }
+    Matrix::own(format, entry.rows, entry.columns, region).ok_or_else(|| error("does not fit its region"))
+}
+
+fn encode(format: Format, row: &[f32], out: &mut [u8]) {
+    match format {
+        Format::F32 => {
+            for (bytes, value) in out.chunks_exact_mut(4).zip(row) {
+                bytes.copy_from_slice(&value.to_le_bytes());
+            }
+        }
+        Format::F16 => match bytemuck::try_cast_slice_mut::<u8, f16>(out) {
+            Ok(halves) => halves.convert_from_f32_slice(row),
+            Err(_) => out
+                .chunks_exact_mut(2)
+                .zip(row)
+                .for_each(|(bytes, value)| bytes.copy_from_slice(&f16::from_f32(*value).to_le_bytes())),
+        },
+        Format::Q8_0 => blocks::quantize_row(row, out),
+        Format::Q4_0 => quantize_q4_0(row, out),
+        _ => unreachable!("rungs are built at f32, f16, q8_0 or q4_0"),
+    }
+}
+
+/// As llama.cpp rounds: the value of largest magnitude becomes -8.
+fn quantize_q4_0(row: &[f32], out: &mut [u8]) {
+    for (values, block) in row.chunks_exact(RUN).zip(out.chunks_exact_mut(18)) {
+        let largest = values.iter().fold(0.0f32, |m, v| if v.abs() > m.abs() { *v } else { m });
+        let scale = largest / -8.0;
+        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+        block[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+        let nibble = |value: f32| -> u8 {
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to four bits")]
+            let nibble = (value * inverse + 8.5).clamp(0.0, 15.0) as u8;
+            nibble
+        };
+        for (i, byte) in block[2..].iter_mut().enumerate() {
+            *byte = nibble(values[i]) | nibble(values[i + 16]) << 4;
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Carrying on the embedded ladder: exact where it must be, close where it may be, refused where it should be.
+
+mod common;
+
+use common::{PROSE, TIER0, TIER1, TIER2, kl, load, log_softmax, pocket, read};
+use molt_kv::bridge::{Bridge, BridgeError};
+use molt_kv::cache::{KvCache, Provenance};
+use molt_kv::carry::{CarryError, CarrySettings, carry, reread, restore};
+use molt_kv::decoder::{Decoder as _, StopFlag};
+use molt_kv::keepsake::Keepsake;
+use molt_kv::ledger::{Kind, Ledger};
+use molt_models::Model;
+use molt_scheduler::units::{Bytes, Tokens};
+
+/// Mean divergence from a native read over the tokens after the seam.
+fn divergence(model: &Model, mut carried: KvCache, tokens: &[u32], seam: usize, ledger: &Ledger) -> f64 {
+    let (mut native, _) = read(model, &tokens[..seam], ledger);
+    let mut sum = 0.0;
+    for token in &tokens[seam..] {
+        let of = |cache: &mut KvCache| {
+            let hidden = model.read(&[*token], cache, &StopFlag::new()).unwrap();
+            log_softmax(model, &hidden)
+        };
+        sum += kl(&of(&mut native), &of(&mut carried));
+    }
+    sum / (tokens.len() - seam) as f64
+}
+
+fn settings(first: u64, window: u64) -> CarrySettings {
+    CarrySettings {
+        exact_first: Tokens::new(first),
+        fed_window: Tokens::new(window),
+        native_share: 1,
+        ..CarrySettings::default()
+    }
+}
+
+#[test]
+fn a_carried_cache_is_close_and_the_controls_are_not() {
+    let (ladder, ledger) = (pocket(), Ledger::new());
+    let tokens = ladder.tokenizer().encode(PROSE).unwrap();
+    let seam = tokens.len() - 24;
+    let (big, small) = (load(&ladder, TIER0, &ledger), load(&ladder, TIER2, &ledger));
+    let (source, _) = read(&big, &tokens[..seam], &ledger);
+    let bridge = ladder.bridge(TIER0, TIER2, &ledger).unwrap().unwrap();
+    let stop = StopFlag::new();
+    let carried = |settings| carry(&bridge, (&source, big.rope()), &small, settings, &ledger, &stop).unwrap();
+
+    let (cache, report) = carried(settings(8, 16));
+    assert_eq!((report.exact.get(), report.over_mapped.get()), (8, 16));
+    assert_eq!(report.mapped.get(), seam as u64 - 24);
+    assert!(report.flops < report.reread_flops);
+    let provenances: Vec<Provenance> = cache.slots().iter().map(|s| s.provenance).collect();
+    assert_eq!((provenances[7], provenances[8]), (Provenance::Exact, Provenance::Mapped));
+    assert_eq!(provenances[seam - 1], Provenance::OverMapped);
+    // Its first layers are exact for every token before the window.
+    let (native, _) = read(&small, &tokens[..seam], &ledger);
+    let exact = (seam - 16) * native.shape().kv_width();
+    let off = |layer: usize| {
+        let pairs = cache.keys(layer)[..exact].iter().zip(&native.keys(layer)[..exact]);
+        pairs.fold(0.0f32, |m, (a, b)| m.max((a.to_f32() - b.to_f32()).abs()))
+    };
+    assert!(off(0) < 0.02, "the native layer's keys are off by {}", off(0));
+    assert!(off(2) > off(0), "a mapped layer is not exact, or nothing was mapped");
+
+    let good = divergence(&small, cache, &tokens, seam, &ledger);
+    let (all_native, _) = carried(settings(10_000, 0));
+    assert!(all_native.is_exact());
+    let native = divergence(&small, all_native, &tokens, seam, &ledger);
+    assert!(native < 1e-4, "a carry that reads everything natively is off by {native}");
+    // Controls: all zeroes in the mapped layers, and another document's cache.
+    let zeroes = {
+        let (mut cache, _) = read(&small, &tokens[..seam], &ledger);
+        let zero = vec![0.0; seam * cache.shape().kv_width()];
+        (1..cache.shape().layers).for_each(|layer| cache.write(layer, 0, &zero, &zero));
+        divergence(&small, cache, &tokens, seam, &ledger)
+    };
+    let other = {
+        let mut reversed = tokens[..seam].to_vec();
+        reversed.reverse();
+        let (cache, _) = read(&small, &reversed, &ledger);
+        divergence(&small, cache, &tokens, seam, &ledger)
+    };
+    println!("carried {good:.4}, native {native:.6}, zeroes {zeroes:.4}, another text {other:.4}");
+    assert!(good * 2.0 < zeroes && good * 2.0 < other, "carried {good}, zeroes {zeroes}, another text {other}");
+}
+
+#[test]
+fn a_rungs_own_cache_reproduces_its_own_logits() {
+    let (ladder, ledger) = (pocket(), Ledger::new());
+    let tokens = ladder.tokenizer().encode(PROSE).unwrap();
+    let model = load(&ladder, TIER1, &ledger);
+    let (mut cache, _) = read(&model, &tokens[..60], &ledger);
+    let mut keepsake = Keepsake::save(&cache, model.source(), &std::env::temp_dir()).unwrap();
+    let stop = StopFlag::new();
+    let (mut back, report) = restore(&mut keepsake, cache.slots(), cache.limit(), &model, &ledger, &stop).unwrap();
+    assert_eq!(report.flops, 0.0);
+    let next = |cache: &mut KvCache| log_softmax(&model, &model.read(&tokens[60..61], cache, &stop).unwrap());
+    assert_eq!(next(&mut cache), next(&mut back));
+}
+
+#[test]
+fn going_back_up_over_a_keepsake_is_exact() {
+    let (ladder, ledger) = (pocket(), Ledger::new());
+    let tokens = ladder.tokenizer().encode(PROSE).unwrap();
+    let model = load(&ladder, TIER0, &ledger);
+    let (before, _) = read(&model, &tokens[..60], &ledger);
+    let mut keepsake = Keepsake::save(&before, model.source(), &std::env::temp_dir()).unwrap();
+    let (whole, _) = read(&model, &tokens[..90], &ledger);
+    let stop = StopFlag::new();
+    let (restored, report) = restore(&mut keepsake, whole.slots(), whole.limit(), &model, &ledger, &stop).unwrap();
+    assert!(restored.is_exact() && report.flops * 2.0 < report.reread_flops);
+    assert!(divergence(&model, restored, &tokens, 90, &ledger) < 1e-4);
+}
+
+#[test]
+fn reading_again_after_shedding_keeps_the_survivors_positions() {
+    let (ladder, ledger) = (pocket(), Ledger::new());
+    let tokens = ladder.tokenizer().encode(PROSE).unwrap();
+    let (big, small) = (load(&ladder, TIER0, &ledger), load(&ladder, TIER2, &ledger));
+    let (mut cache, _) = read(&big, &tokens[..100], &ledger);
+    cache.shed(4..36).unwrap();
+    let stop = StopFlag::new();
+    let (again, _) = reread(cache.slots(), cache.limit(), &small, &ledger, &stop).unwrap();
+    assert_eq!((again.len(), again.next_position()), (68, 100));
+    let bridge = ladder.bridge(TIER0, TIER2, &ledger).unwrap().unwrap();
+    let (carried, report) = carry(&bridge, (&cache, big.rope()), &small, settings(64, 8), &ledger, &stop).unwrap();
+    assert_eq!(
+        carried.slots().iter().map(|s| s.position).collect::<Vec<_>>(),
+        cache.slots().iter().map(|s| s.position).collect::<Vec<_>>()
+    );
+    // Only the unbroken front can be exact.
+    assert_eq!((report.exact.get(), carried.next_position()), (4, 100));
+}
+
+#[test]
+fn a_bridge_that_does_not_belong_or_was_altered_is_refused_by_name() {
+    let (ladder, ledger) = (pocket(), Ledger::new());
+    let bridge = ladder.bridge(TIER0, TIER2, &ledger).unwrap().unwrap();
+    let refusal = bridge.check_models("0000", ladder.rung(TIER2).unwrap().source()).unwrap_err().to_string();
+    assert!(refusal.contains("source") && refusal.contains("0000"), "{refusal}");
+
+    // The other way round: the cache of the small model into the bridge from the big one.
+    let (small, stop) = (load(&ladder, TIER2, &ledger), StopFlag::new());
+    let (cache, _) = read(&small, &[1, 2, 3], &ledger);
+    let refusal = carry(&bridge, (&cache, small.rope()), &small, CarrySettings::default(), &ledger, &stop).unwrap_err();
+    assert!(matches!(refusal, CarryError::Shape { .. }), "{refusal}");
+
+    let original = include_bytes!("../ladders/pocket/pocket-tier0-to-tier2.bridge.safetensors");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("altered.safetensors");
+    for at in [original.len() - 5, original.len() / 2, 300, 12] {
+        let mut bytes = original.to_vec();
+        bytes[at] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+        let refusal = Bridge::open(&path, &ledger).unwrap_err();
+        assert!(refusal.to_string().contains("altered.safetensors"), "byte {at}: {refusal}");
+    }
+    for length in [0, 7, 100, original.len() - 1] {
+        std::fs::write(&path, &original[..length]).unwrap();
+        let refusal = Bridge::open(&path, &ledger).unwrap_err();
+        assert!(matches!(refusal, BridgeError::Malformed { .. }), "{length} bytes: {refusal}");
+    }
+}
+
+#[test]
+fn a_carry_that_is_given_up_gives_everything_back() {
+    let (ladder, ledger) = (pocket(), Ledger::new());
+    let tokens = ladder.tokenizer().encode(PROSE).unwrap();
+    let (big, small) = (load(&ladder, TIER0, &ledger), load(&ladder, TIER2, &ledger));
+    let (source, _) = read(&big, &tokens, &ledger);
+    let bridge = ladder.bridge(TIER0, TIER2, &ledger).unwrap().unwrap();
+    let before = ledger.used(Kind::Cache);
+    let stop = StopFlag::new();
+    stop.raise();
+    let given_up = carry(&bridge, (&source, big.rope()), &small, CarrySettings::default(), &ledger, &stop);
+    assert!(matches!(given_up, Err(CarryError::Stopped(_))));
+    assert_eq!(ledger.used(Kind::Cache), before);
+    assert!(ledger.used(Kind::Bridge) > Bytes::ZERO, "the bridge's maps are in the books while it is open");
+}

@@ -1,0 +1,110 @@
+//! `molt`: demonstrations, fetching models, fitting bridges.
+
+mod demo;
+mod fit;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use clap::{Parser, Subcommand};
+use molt_models::LadderFile;
+use molt_models::pull::{self, PullOptions};
+
+/// Language models that change between two tokens when memory is wanted back, and take the conversation along.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    /// Folder of the model files [default: $MOLT_MODELS, or molt/models in the user's data folder].
+    #[arg(long, global = true)]
+    models: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show a conversation that changes models while the budget moves.
+    Demo(demo::Args),
+    /// Fetch the model files of a ladder.
+    Pull(PullArgs),
+    /// Fit the bridges of a ladder from text.
+    Fit(fit::Args),
+    /// List the built-in ladders.
+    Ladders,
+}
+
+#[derive(clap::Args)]
+struct PullArgs {
+    /// A built-in ladder, or the path of a ladder file.
+    ladder: String,
+    /// Take the files from this folder and from nowhere else.
+    #[arg(long)]
+    from: Option<PathBuf>,
+    /// Address of the model hub [default: $HF_ENDPOINT or the public hub].
+    #[arg(long)]
+    endpoint: Option<String>,
+    /// Draw no progress bars.
+    #[arg(long)]
+    quiet: bool,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("molt: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<()> {
+    let models = models_folder(cli.models)?;
+    match cli.command {
+        Command::Demo(args) => demo::run(&args, &models),
+        Command::Fit(args) => fit::run(&args, &models),
+        Command::Ladders => {
+            for name in LadderFile::built_in() {
+                let (ladder, _) = LadderFile::find(name)?;
+                let state = if ladder.is_pulled(&models) { "ready" } else { "not pulled" };
+                println!("{name:20} {state:12} {}", ladder.description);
+            }
+            Ok(())
+        }
+        Command::Pull(args) => {
+            let (ladder, _) = LadderFile::find(&args.ladder)?;
+            let options = PullOptions {
+                endpoint: args.endpoint,
+                from: args.from,
+                progress: !args.quiet,
+                ..PullOptions::default()
+            };
+            pull_ladder(&ladder, &models, &options)
+        }
+    }
+}
+
+/// Fetches what a ladder needs and says where it came from.
+fn pull_ladder(ladder: &LadderFile, models: &std::path::Path, options: &PullOptions) -> Result<()> {
+    let files = ladder.files_to_pull();
+    if files.is_empty() {
+        eprintln!("{} is part of the program; there is nothing to fetch", ladder.name);
+        return Ok(());
+    }
+    std::fs::create_dir_all(models).with_context(|| format!("cannot make the folder {}", models.display()))?;
+    for pulled in pull::pull(&files, models, options)? {
+        eprintln!("{}: {:?}, {} bytes", pulled.path.display(), pulled.origin, pulled.bytes);
+    }
+    Ok(())
+}
+
+fn models_folder(given: Option<PathBuf>) -> Result<PathBuf> {
+    let from = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    given
+        .or_else(|| from("MOLT_MODELS"))
+        .or_else(|| from("XDG_DATA_HOME").map(|home| home.join("molt/models")))
+        .or_else(|| from("HOME").map(|home| home.join(".local/share/molt/models")))
+        .context("no folder for models: give --models, or set MOLT_MODELS or HOME")
+}

@@ -1,0 +1,119 @@
+//! `moltd`: the service. One ladder on a Unix socket, for clients that speak OpenAI's HTTP.
+
+use std::io::ErrorKind;
+use std::num::NonZeroU16;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Parser;
+use molt_models::Ladder;
+use molt_runtime::budget::OperatorBudget;
+use molt_runtime::engine::{Engine, EngineSettings};
+use molt_runtime::memory;
+use molt_runtime::service::{EngineClient, Service, router};
+use molt_scheduler::units::{Bytes, RungIdx, Tokens};
+use molt_scheduler::{Class, Config, TenantSpec};
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Serves a ladder on a Unix socket. The budget is set with `PUT /v1/budget`.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// The socket.
+    #[arg(long, default_value = "/run/molt/molt.sock")]
+    socket: PathBuf,
+    /// A built-in ladder, or the path of a ladder file.
+    #[arg(long, default_value = "pocket")]
+    ladder: String,
+    /// Folder of the model files (see `molt pull`).
+    #[arg(long, env = "MOLT_MODELS", default_value = "/var/lib/molt/models")]
+    models: PathBuf,
+    /// Bytes that may be used at first, in MiB [default: half of what the system has available].
+    #[arg(long)]
+    budget_mib: Option<u64>,
+    /// Most tokens of a conversation [default: what the models were trained for, at most 4096].
+    #[arg(long)]
+    context: Option<u64>,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("moltd: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
+    let ladder = Arc::new(Ladder::open(&args.ladder, &args.models)?);
+    let trained = ladder.trained_context() as u64;
+    let context = Tokens::new(args.context.unwrap_or(trained.min(4_096)));
+    if context.get() > trained {
+        bail!("--context {}: the ladder's models were trained for {trained} tokens", context.get());
+    }
+    let budget = match args.budget_mib {
+        Some(mib) => Bytes::mib(mib),
+        None => Bytes::new(memory::available().context("the system does not say what memory it has")?.get() / 2),
+    };
+    let mut engine = Engine::new(ladder.clone(), Config::default(), EngineSettings::default())?;
+    let floor = engine.cost().bottom();
+    let tenant = engine.register(
+        "default",
+        TenantSpec {
+            class: Class::Foreground,
+            weight: NonZeroU16::MIN,
+            floor,
+            ceiling: RungIdx::TOP,
+            context_limit: context,
+            quota: None,
+        },
+    );
+    let operator = OperatorBudget::new(budget);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let listener = bind(&args.socket)?;
+        let (client, thread) = EngineClient::start(engine, tenant, operator.clone())?;
+        let service = Service { ladder: ladder.clone(), engine: client.clone(), budget: operator, context };
+        eprintln!("moltd: serving {} on {}, budget {budget}", ladder.name(), args.socket.display());
+        let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let stopping = client.clone();
+        let served = axum::serve(listener, router(Arc::new(service)))
+            .with_graceful_shutdown(async move {
+                tokio::select! { _ = terminate.recv() => {} _ = interrupt.recv() => {} }
+                // Streams end with the engine; whoever waits for a whole answer is told so.
+                stopping.stop();
+            })
+            .await;
+        client.stop();
+        let joined = thread.join();
+        let removed = std::fs::remove_file(&args.socket);
+        served.context("the service failed")?;
+        removed.with_context(|| format!("cannot remove {}", args.socket.display()))?;
+        if joined.is_err() {
+            bail!("the engine stopped by itself; this is a bug in Molt");
+        }
+        Ok(())
+    })
+}
+
+/// Binds the socket. A stale one is replaced; one that somebody listens on is an error.
+fn bind(path: &Path) -> Result<UnixListener> {
+    match UnixListener::bind(path) {
+        Ok(listener) => Ok(listener),
+        Err(error) if error.kind() == ErrorKind::AddrInUse => {
+            if UnixStream::connect(path).is_ok() {
+                bail!("somebody serves on {} already", path.display());
+            }
+            std::fs::remove_file(path)
+                .with_context(|| format!("cannot replace the stale socket {}", path.display()))?;
+            UnixListener::bind(path).with_context(|| format!("cannot bind {}", path.display()))
+        }
+        Err(error) => Err(error).with_context(|| format!("cannot bind {}", path.display())),
+    }
+}

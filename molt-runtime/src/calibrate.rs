@@ -1,0 +1,220 @@
+//! `molt fit`: reads text with both models of a pair and fits the bridge between them.
+
+use std::path::Path;
+
+use molt_kv::bridge::{BridgeFit, BridgeSpec, FORMAT, FitError, Fitted, Sample};
+use molt_kv::cache::KvCache;
+use molt_kv::decoder::{Decoder as _, StopFlag};
+use molt_kv::ledger::Ledger;
+use molt_models::{CHUNK, Embedding, Ladder, Model, ModelError, Precision, Rung, Stored};
+use molt_scheduler::units::Tokens;
+
+/// How a bridge is fitted.
+#[derive(Debug, Clone)]
+pub struct FitSettings {
+    /// Windows of calibration text.
+    pub windows: usize,
+    /// Tokens of most windows; every fourth has twice as many.
+    pub window_tokens: usize,
+    /// First layers of the destination that run natively in a carry.
+    pub native_layers: usize,
+    /// Source layers that feed one destination layer; odd.
+    pub source_layers: usize,
+    /// Regularisations to choose from, in shares of the mean diagonal.
+    pub lambdas: Vec<f64>,
+}
+
+impl Default for FitSettings {
+    fn default() -> Self {
+        Self { windows: 96, window_tokens: 512, native_layers: 3, source_layers: 5, lambdas: vec![1e-4, 1e-3, 1e-2] }
+    }
+}
+
+/// Why a fit failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CalibrateError {
+    /// A model.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The maps.
+    #[error(transparent)]
+    Fit(#[from] FitError),
+    /// A text cannot be read.
+    #[error("cannot read {path}")]
+    Read {
+        /// The file or folder.
+        path: String,
+        /// The reason.
+        source: std::io::Error,
+    },
+    /// Not enough text for one window.
+    #[error("{what} holds {found} tokens in its longest file; one window needs {needed}")]
+    TooShort {
+        /// Which text.
+        what: &'static str,
+        /// Tokens found.
+        found: usize,
+        /// Tokens needed.
+        needed: usize,
+    },
+    /// Settings that no bridge can have.
+    #[error("{0}")]
+    Settings(String),
+}
+
+/// How far a fit has come: windows read of how many.
+pub type Progress<'a> = &'a mut dyn FnMut(usize, usize);
+
+/// Reads every `.txt`, `.md`, `.rs` and `.py` file of folders (and files named outright), in order of their names.
+pub fn read_texts(paths: &[impl AsRef<Path>]) -> Result<Vec<String>, CalibrateError> {
+    let mut files = Vec::new();
+    for path in paths {
+        let path = path.as_ref();
+        let error = |source| CalibrateError::Read { path: path.display().to_string(), source };
+        if path.is_dir() {
+            for entry in std::fs::read_dir(path).map_err(error)? {
+                let path = entry.map_err(error)?.path();
+                let known = ["txt", "md", "rs", "py"];
+                if path.extension().and_then(|e| e.to_str()).is_some_and(|e| known.contains(&e)) {
+                    files.push(path);
+                }
+            }
+        } else {
+            files.push(path.to_owned());
+        }
+    }
+    files.sort();
+    let read = |path: &std::path::PathBuf| {
+        let error = |source| CalibrateError::Read { path: path.display().to_string(), source };
+        Ok(String::from_utf8_lossy(&std::fs::read(path).map_err(error)?).into_owned())
+    };
+    files.iter().map(read).collect()
+}
+
+/// Fits the bridge from the weights of one rung to those of another. The maps are the same at every precision, so both
+/// models are read as stored. Of the calibration windows every tenth chooses the regularisation.
+pub fn fit(
+    ladder: &Ladder,
+    (from, to): (&Rung, &Rung),
+    calibration: &[String],
+    held_out: &[String],
+    settings: &FitSettings,
+    progress: Progress<'_>,
+) -> Result<Fitted, CalibrateError> {
+    let ledger = Ledger::new();
+    let load = |rung: &Rung| {
+        let precision = Precision { linear: Stored::AsStored, table: Stored::AsStored };
+        Model::load(rung.file(), rung.source(), precision, Embedding::Shared, &ledger, &StopFlag::new())
+    };
+    let (source, destination) = (load(from)?, load(to)?);
+    let spec = spec(&source, &destination, settings)?;
+    let windows = windows(ladder, calibration, settings.windows, settings.window_tokens, "the calibration text")?;
+    let held_count = (settings.windows / 8).clamp(2, 16);
+    let held = self::windows(ladder, held_out, held_count, settings.window_tokens, "the held-out text")?;
+    let total = windows.len() + held.len();
+    let mut fit = BridgeFit::new(spec.clone());
+    let (mut validation, mut samples, mut done) = (Vec::new(), Vec::new(), 0);
+    for (at, window) in windows.iter().enumerate() {
+        let sample = observe(&spec, &source, &destination, window, &ledger)?;
+        if at % 10 == 9 {
+            validation.push(sample)
+        } else {
+            fit.add(sample)
+        }
+        done += 1;
+        progress(done, total);
+    }
+    for window in &held {
+        samples.push(observe(&spec, &source, &destination, window, &ledger)?);
+        done += 1;
+        progress(done, total);
+    }
+    Ok(fit.finish(&settings.lambdas, &validation, &samples)?)
+}
+
+fn spec(source: &Model, destination: &Model, settings: &FitSettings) -> Result<BridgeSpec, CalibrateError> {
+    let (from, to) = (source.cache_shape(), destination.cache_shape());
+    if settings.native_layers == 0 || settings.native_layers >= to.layers {
+        let (native, layers) = (settings.native_layers, to.layers);
+        return Err(CalibrateError::Settings(format!("{native} native layers of {layers}: give 1 to {}", layers - 1)));
+    }
+    if settings.source_layers % 2 == 0 || settings.source_layers > from.layers {
+        let (window, layers) = (settings.source_layers, from.layers);
+        return Err(CalibrateError::Settings(format!("{window} source layers of {layers}: give an odd number below")));
+    }
+    Ok(BridgeSpec {
+        format: FORMAT.to_owned(),
+        source: source.source().to_owned(),
+        destination: destination.source().to_owned(),
+        source_shape: from.into(),
+        destination_shape: to.into(),
+        destination_width: destination.width(),
+        native_layers: settings.native_layers,
+        window: settings.source_layers,
+        calibration_tokens: 0,
+        residuals: Vec::new(),
+    })
+}
+
+/// Windows spread evenly over all texts; every fourth is twice as long where the text allows it.
+fn windows(
+    ladder: &Ladder,
+    texts: &[String],
+    count: usize,
+    tokens: usize,
+    what: &'static str,
+) -> Result<Vec<Vec<u32>>, CalibrateError> {
+    let encoded = texts.iter().map(|t| ladder.tokenizer().encode(t)).collect::<Result<Vec<_>, _>>()?;
+    let long = tokens * 2;
+    let found = encoded.iter().map(Vec::len).max().unwrap_or(0);
+    let usable: Vec<&Vec<u32>> = encoded.iter().filter(|t| t.len() >= tokens).collect();
+    let total: usize = usable.iter().map(|t| t.len()).sum();
+    if usable.is_empty() {
+        return Err(CalibrateError::TooShort { what, found, needed: tokens });
+    }
+    let mut windows = Vec::with_capacity(count);
+    for index in 0..count {
+        // The window's middle, as a place in the texts joined.
+        let mut at = total * (2 * index + 1) / (2 * count);
+        for text in &usable {
+            if at < text.len() {
+                let wished = if index % 4 == 3 { long } else { tokens };
+                let length = wished.min(text.len()).min(ladder.trained_context());
+                let start = at.saturating_sub(length / 2).min(text.len() - length);
+                windows.push(text[start..start + length].to_vec());
+                break;
+            }
+            at -= text.len();
+        }
+    }
+    Ok(windows)
+}
+
+/// Rows of a window that are not fitted: the first tokens are sinks of their own kind, and carried exactly.
+const SKIPPED: usize = 8;
+
+/// Reads a window natively with both models.
+fn observe(
+    spec: &BridgeSpec,
+    source: &Model,
+    destination: &Model,
+    window: &[u32],
+    ledger: &Ledger,
+) -> Result<Sample, ModelError> {
+    let (stop, limit) = (StopFlag::new(), Tokens::from(window.len()));
+    let mut from = KvCache::new(source.cache_shape(), limit, ledger)?;
+    source.read(window, &mut from, &stop)?;
+    let mut to = KvCache::new(destination.cache_shape(), limit, ledger)?;
+    let (mut after_native, mut hidden) = (Vec::new(), Vec::new());
+    for chunk in window.chunks(CHUNK) {
+        let slots = to.append(chunk)?;
+        destination.embed(chunk, &mut hidden);
+        destination.run_layers(0..spec.native_layers, &mut hidden, &mut to, slots.clone(), &stop)?;
+        after_native.extend_from_slice(&hidden);
+        destination.run_layers(spec.mapped_layers(), &mut hidden, &mut to, slots, &stop)?;
+    }
+    let skipped = SKIPPED.min(window.len() / 2);
+    let hidden = &after_native[skipped * spec.destination_width..];
+    let slots = skipped..window.len();
+    Ok(Sample::new(spec, (&from, source.rope()), (&to, destination.rope()), hidden, slots))
+}

@@ -1,0 +1,242 @@
+//! `molt demo`: one conversation under a pressure trace, told as events.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use molt_models::sampling::SamplingSettings;
+use molt_models::{Ladder, Message, ModelError, kernels};
+use molt_scheduler::units::{Bytes, RungIdx, Span, Time, Tokens};
+use molt_scheduler::{Class, Config, Refusal, TenantSpec};
+
+use crate::engine::{AnswerRequest, Engine, EngineError, EngineSettings};
+use crate::event::{Event, RungInfo, Start, Summary};
+use crate::memory::resident_set;
+use crate::trace::{Frame, Trace};
+
+/// What a demonstration runs.
+#[derive(Debug, Clone)]
+pub struct DemoSettings {
+    /// What the user says.
+    pub prompt: String,
+    /// Tokens of the answer.
+    pub answer: Tokens,
+    /// How tokens are chosen.
+    pub sampling: SamplingSettings,
+    /// Settings of the engine.
+    pub engine: EngineSettings,
+}
+
+/// Why a demonstration could not run.
+#[derive(Debug, thiserror::Error)]
+pub enum DemoError {
+    /// The models.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The engine.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The request.
+    #[error("the request was refused")]
+    Refused(#[from] Refusal),
+    /// The models' context is too short.
+    #[error("prompt and answer are {asked}, the ladder's models were trained for {limit}")]
+    TooLong {
+        /// Tokens asked for.
+        asked: Tokens,
+        /// Tokens that the models can hold.
+        limit: Tokens,
+    },
+    /// The answer cannot go on under this trace.
+    #[error("nothing has run for {rounds} rounds: the trace's last budget holds no rung of this ladder")]
+    Stuck {
+        /// Rounds without a step.
+        rounds: u32,
+    },
+}
+
+/// Rounds without any token after the trace's last step, before a run is called stuck.
+const PATIENCE_ROUNDS: u32 = 2_000;
+
+/// Runs one conversation under a trace; every event goes to `tell` as it happens. Returns the summary, which is also
+/// the last event.
+pub fn run(
+    ladder: &Arc<Ladder>,
+    trace: &Trace,
+    settings: &DemoSettings,
+    mut tell: impl FnMut(&Event),
+) -> Result<Summary, DemoError> {
+    let prompt = prompt_tokens(ladder, &settings.prompt)?;
+    let context = Tokens::from(prompt.len()) + settings.answer;
+    let limit = Tokens::from(ladder.trained_context());
+    if context > limit {
+        return Err(DemoError::TooLong { asked: context, limit });
+    }
+    let millis = |own: Option<u64>, default: Span| own.map_or(default, Span::from_millis);
+    let default = Config::default();
+    let config = Config {
+        patience: millis(trace.scheduler.patience_ms, default.patience),
+        residence: millis(trace.scheduler.residence_ms, default.residence),
+        ..default
+    };
+    let mut engine = Engine::new(ladder.clone(), config, settings.engine.clone())?;
+    let cost = engine.cost().clone();
+    let spec = TenantSpec {
+        class: Class::Foreground,
+        weight: std::num::NonZeroU16::MIN,
+        floor: cost.bottom(),
+        ceiling: RungIdx::TOP,
+        context_limit: context,
+        quota: None,
+    };
+    let tenant = engine.register("chat", spec);
+    tell(&Event::Start(start(ladder, &engine, prompt.len())));
+    let request = AnswerRequest {
+        pinned: Tokens::ZERO,
+        answer: settings.answer,
+        sampling: settings.sampling,
+        ignore_end: true,
+        prompt,
+    };
+    let sequence = engine.submit(tenant, request, Time::START)?;
+    let mut tally = Tally::new();
+    let (mut events, mut now, mut idle) = (Vec::new(), Time::START, 0u32);
+    let started = Instant::now();
+    while engine.has(sequence) {
+        let frame = Frame { ladder: &cost, overhead: engine.overhead(), context };
+        let budget = trace.budget_at(now, &frame);
+        engine.round(now, budget, &mut events);
+        let before = tally.tokens;
+        for (_, event) in events.drain(..) {
+            tally.count(&event);
+            tell(&event);
+        }
+        let stepped = tally.tokens > before;
+        now = match trace.per_token() {
+            // Where nothing comes, time passes all the same.
+            Some(span) if stepped || tally.tokens > 0 => now + span,
+            Some(_) => now,
+            None => Time::from_micros(u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX)),
+        };
+        idle = if stepped || now < trace.last_step() { 0 } else { idle + 1 };
+        if idle > PATIENCE_ROUNDS {
+            return Err(DemoError::Stuck { rounds: idle });
+        }
+    }
+    let summary = tally.summary();
+    tell(&Event::Summary(summary.clone()));
+    Ok(summary)
+}
+
+/// The prompt as the models' own template writes it.
+pub fn prompt_tokens(ladder: &Ladder, prompt: &str) -> Result<Vec<u32>, ModelError> {
+    let text = match ladder.template() {
+        Some(template) => template.render(&[Message::new("user", prompt)])?,
+        None => prompt.to_owned(),
+    };
+    ladder.tokenizer().encode(&text)
+}
+
+fn start(ladder: &Ladder, engine: &Engine, prompt: usize) -> Start {
+    let rungs = ladder.rungs().iter().zip(engine.cost().rungs());
+    Start {
+        ladder: ladder.name().to_owned(),
+        rungs: rungs
+            .map(|(rung, (index, cost))| RungInfo {
+                rung: index,
+                file: rung.file().path().file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default(),
+                precision: rung.precision().to_string(),
+                weights_bytes: cost.weights,
+            })
+            .collect(),
+        prompt_tokens: Tokens::from(prompt),
+        overhead_bytes: engine.overhead(),
+        isa: kernels::isa_name(),
+    }
+}
+
+/// What a run adds up to.
+#[derive(Debug)]
+struct Tally {
+    started: Instant,
+    last_token: Option<Instant>,
+    tokens: u64,
+    rungs: Vec<RungIdx>,
+    switches: u64,
+    switch_ms_max: f64,
+    stall_ms_max: f64,
+    first_token_ms: f64,
+    overshoot_bytes_max: i64,
+    rss_bytes_max: u64,
+    rss_minus_usage_bytes_max: i64,
+    /// Whether the answer came to its own end.
+    finished: bool,
+}
+
+impl Tally {
+    fn new() -> Self {
+        Self {
+            started: Instant::now(),
+            last_token: None,
+            tokens: 0,
+            rungs: Vec::new(),
+            switches: 0,
+            switch_ms_max: 0.0,
+            stall_ms_max: 0.0,
+            first_token_ms: 0.0,
+            overshoot_bytes_max: i64::MIN,
+            rss_bytes_max: 0,
+            rss_minus_usage_bytes_max: i64::MIN,
+            finished: false,
+        }
+    }
+
+    fn count(&mut self, event: &Event) {
+        match event {
+            Event::Token { rung, .. } => {
+                let now = Instant::now();
+                match self.last_token.replace(now) {
+                    Some(last) => self.stall_ms_max = self.stall_ms_max.max((now - last).as_secs_f64() * 1e3),
+                    None => self.first_token_ms = (now - self.started).as_secs_f64() * 1e3,
+                }
+                self.tokens += 1;
+                if !self.rungs.contains(rung) {
+                    self.rungs.push(*rung);
+                }
+            }
+            Event::Switch(switch) => {
+                self.switches += 1;
+                self.switch_ms_max = self.switch_ms_max.max(switch.switch_ms);
+            }
+            Event::Sample { usage_bytes, budget_bytes, rss_bytes } => {
+                self.overshoot_bytes_max = self.overshoot_bytes_max.max(difference(*usage_bytes, *budget_bytes));
+                self.rss_bytes_max = self.rss_bytes_max.max(rss_bytes.get());
+                self.rss_minus_usage_bytes_max =
+                    self.rss_minus_usage_bytes_max.max(difference(*rss_bytes, *usage_bytes));
+            }
+            Event::Finished { .. } => self.finished = true,
+            _ => {}
+        }
+    }
+
+    fn summary(self) -> Summary {
+        let seconds = self.started.elapsed().as_secs_f64();
+        Summary {
+            tokens: self.tokens,
+            rungs: self.rungs,
+            switches: self.switches,
+            switch_ms_max: self.switch_ms_max,
+            stall_ms_max: self.stall_ms_max,
+            first_token_ms: self.first_token_ms,
+            overshoot_bytes_max: self.overshoot_bytes_max,
+            rss_bytes_max: self.rss_bytes_max.max(resident_set().get()),
+            rss_minus_usage_bytes_max: self.rss_minus_usage_bytes_max,
+            tok_s: self.tokens as f64 / seconds.max(1e-9),
+            killed: !self.finished,
+        }
+    }
+}
+
+fn difference(a: Bytes, b: Bytes) -> i64 {
+    let wide = |bytes: Bytes| i64::try_from(bytes.get()).unwrap_or(i64::MAX);
+    wide(a).saturating_sub(wide(b))
+}

@@ -1,0 +1,101 @@
+//! Taking a sequence's cache to another rung: which route, and what happens when a route fails.
+
+use std::time::Instant;
+
+use molt_kv::cache::KvCache;
+use molt_kv::carry::{self, CarryError, CarryReport};
+use molt_kv::decoder::Decoder as _;
+use molt_kv::keepsake::Keepsake;
+use molt_scheduler::SequenceId;
+use molt_scheduler::units::RungIdx;
+
+use crate::engine::{Engine, Loaded, chain, ms_since};
+use crate::event::{Event, Switch};
+
+impl Engine {
+    /// Moves a sequence to another rung whose weights are loaded. The old cache goes only when the new one has been
+    /// checked; where every route fails, the conversation stays and is read again in ordinary steps.
+    pub(super) fn carry(&mut self, id: SequenceId, (from, to): (RungIdx, RungIdx), signal: Instant, pressure: f64) {
+        let Some(mut sequence) = self.sequences.remove(&id) else { return };
+        let Some(loaded) = self.loaded.get(&to) else {
+            // The load failed and the scheduler knows; the sequence stays where it is.
+            self.sequences.insert(id, sequence);
+            return;
+        };
+        let started = Instant::now();
+        let mut failures = Vec::new();
+        if let Some(old) = sequence.cache.take() {
+            let limit = old.limit();
+            match self.routes(old, &mut sequence.keepsakes, (from, to), loaded, &mut failures) {
+                Ok((cache, report)) => {
+                    let switch = Switch {
+                        tenant: sequence.tenant.clone(),
+                        from,
+                        to,
+                        route: report.route,
+                        switch_ms: ms_since(signal),
+                        carry_ms: ms_since(started),
+                        tokens: report.tokens(),
+                        exact_tokens: report.exact,
+                        mapped_tokens: report.mapped,
+                        flops_saved_ratio: 1.0 - report.flops / report.reread_flops.max(1.0),
+                        pressure_ratio: pressure,
+                    };
+                    sequence.cache = Some(cache);
+                    self.tell(Some(id), Event::Switch(switch));
+                }
+                Err(error) => {
+                    failures.push(format!("reading again: {}", chain(&error)));
+                    // Nothing is lost: the tokens are there, and the scheduler sees an unread prompt.
+                    sequence.cache = KvCache::new(loaded.model.cache_shape(), limit, &self.ledger).ok();
+                    sequence.read = 0;
+                }
+            }
+        }
+        sequence.rung = to;
+        self.sequences.insert(id, sequence);
+        for failure in failures {
+            self.trouble(format!("a carry from {from} to {to} failed and the next route was taken: {failure}"));
+        }
+    }
+
+    /// The routes in order of cost: identity, keepsake, bridge, reading again.
+    fn routes(
+        &self,
+        old: KvCache,
+        keepsakes: &mut Vec<Keepsake>,
+        (from, to): (RungIdx, RungIdx),
+        loaded: &Loaded,
+        failures: &mut Vec<String>,
+    ) -> Result<(KvCache, CarryReport), CarryError> {
+        let model = &loaded.model;
+        let same_weights = self.ladder.rung(from).is_some_and(|rung| rung.source() == model.source());
+        if same_weights && old.shape() == model.cache_shape() {
+            let report = CarryReport::identity(&old, model);
+            return Ok((old, report));
+        }
+        if let Some(at) = keepsakes.iter().position(|k| k.source() == model.source()) {
+            let mut keepsake = keepsakes.remove(at);
+            if keepsake.is_prefix_of(old.slots()) {
+                match carry::restore(&mut keepsake, old.slots(), old.limit(), model, &self.ledger, &self.stop) {
+                    Ok(done) => return Ok(done),
+                    Err(error) => failures.push(format!("keepsake: {}", chain(&error))),
+                }
+            }
+        }
+        let going_down = to > from;
+        if let (true, Some(folder), Some(rung)) = (going_down, &self.settings.keepsakes, self.ladder.rung(from)) {
+            match Keepsake::save(&old, rung.source(), folder) {
+                Ok(keepsake) => keepsakes.push(keepsake),
+                Err(error) => failures.push(format!("no keepsake was kept: {}", chain(&error))),
+            }
+        }
+        if let (Some(bridge), Some(rope)) = (loaded.bridges.get(&from), self.ropes.get(from.get())) {
+            match carry::carry(bridge, (&old, rope), model, self.settings.carry, &self.ledger, &self.stop) {
+                Ok(done) => return Ok(done),
+                Err(error) => failures.push(format!("bridge: {}", chain(&error))),
+            }
+        }
+        carry::reread(old.slots(), old.limit(), model, &self.ledger, &self.stop)
+    }
+}

@@ -1,0 +1,339 @@
+//! The engine: executes the scheduler's plans on real models. It runs on one thread and blocks; nothing here is
+//! asynchronous.
+
+mod carry;
+mod sequence;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use molt_kv::bridge::Bridge;
+use molt_kv::cache::KvCache;
+use molt_kv::carry::CarrySettings;
+use molt_kv::decoder::{Decoder as _, StopFlag};
+use molt_kv::ledger::Ledger;
+use molt_kv::rope::Rope;
+use molt_models::{Ladder, Model, ModelError};
+use molt_scheduler::units::{Bytes, RungIdx, Time, Tokens};
+use molt_scheduler::{
+    Action, Config, LadderCost, LadderCostError, LeverKind, Observation, Plan, Progress, Refusal, Request, RungCost,
+    Scheduler, SequenceId, Step, TenantId, TenantSpec,
+};
+
+pub use sequence::AnswerRequest;
+use sequence::Sequence;
+
+use crate::event::Event;
+use crate::memory::resident_set;
+
+/// Settings of the engine.
+#[derive(Debug, Clone)]
+pub struct EngineSettings {
+    /// What is read natively in a carry.
+    pub carry: CarrySettings,
+    /// Where keepsakes are written (unlinked); `None` keeps none.
+    pub keepsakes: Option<PathBuf>,
+}
+
+impl Default for EngineSettings {
+    fn default() -> Self {
+        Self { carry: CarrySettings::default(), keepsakes: Some(std::env::temp_dir()) }
+    }
+}
+
+/// Why the engine could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// A bridge of the ladder is unusable.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// With its bridges the ladder's rungs do not fall in size.
+    #[error("the ladder")]
+    Cost(#[from] LadderCostError),
+}
+
+/// A rung whose weights are resident.
+#[derive(Debug)]
+struct Loaded {
+    model: Model,
+    /// Bridges that lead here, by the rung they lead from.
+    bridges: BTreeMap<RungIdx, Bridge>,
+}
+
+/// Models, caches and the scheduler that decides about them.
+#[derive(Debug)]
+pub struct Engine {
+    ladder: Arc<Ladder>,
+    settings: EngineSettings,
+    ledger: Ledger,
+    overhead: Bytes,
+    scheduler: Scheduler,
+    plan: Plan,
+    progress: Vec<Progress>,
+    ropes: Vec<Rope>,
+    loaded: BTreeMap<RungIdx, Loaded>,
+    sequences: BTreeMap<SequenceId, Sequence>,
+    tenants: BTreeMap<TenantId, String>,
+    budget: Option<Bytes>,
+    stop: StopFlag,
+    events: Vec<Told>,
+}
+
+/// What happened, and to which sequence if to one.
+pub type Told = (Option<SequenceId>, Event);
+
+/// What the scheduler should know of a ladder: its rungs' costs, the bridges that lead to a rung counted as its scratch.
+pub fn ladder_cost(ladder: &Ladder) -> Result<LadderCost, EngineError> {
+    let mut rungs = Vec::new();
+    for (rung, cost) in ladder.cost().rungs() {
+        let mut bridges = Bytes::ZERO;
+        // Opened only to be measured: a rung's bridges are mapped and charged while the rung is loaded.
+        for (from, _) in ladder.cost().rungs() {
+            let ledger = Ledger::new();
+            let _bridge = ladder.bridge(from, rung, &ledger)?;
+            bridges += ledger.total();
+        }
+        rungs.push(RungCost { scratch: cost.scratch + bridges, ..cost });
+    }
+    Ok(LadderCost::new(rungs)?)
+}
+
+impl Engine {
+    /// An engine with nothing loaded. What the process takes at this moment is its overhead.
+    pub fn new(ladder: Arc<Ladder>, config: Config, settings: EngineSettings) -> Result<Self, EngineError> {
+        let cost = ladder_cost(&ladder)?;
+        let overhead = resident_set();
+        let ropes = ladder.rungs().iter().map(|r| r.config().rope()).collect();
+        Ok(Self {
+            scheduler: Scheduler::new(cost, Config { overhead, ..config }),
+            ladder,
+            settings,
+            ledger: Ledger::new(),
+            overhead,
+            plan: Plan::new(),
+            progress: Vec::new(),
+            ropes,
+            loaded: BTreeMap::new(),
+            sequences: BTreeMap::new(),
+            tenants: BTreeMap::new(),
+            budget: None,
+            stop: StopFlag::new(),
+            events: Vec::new(),
+        })
+    }
+
+    /// What the process takes before any model.
+    pub fn overhead(&self) -> Bytes {
+        self.overhead
+    }
+
+    /// Bytes in use by the books, overhead included.
+    pub fn usage(&self) -> Bytes {
+        self.overhead + self.ledger.total()
+    }
+
+    /// The scheduler's view of the ladder.
+    pub fn cost(&self) -> &LadderCost {
+        self.scheduler.ladder()
+    }
+
+    /// Registers a tenant.
+    pub fn register(&mut self, name: &str, spec: TenantSpec) -> TenantId {
+        let id = self.scheduler.register(spec);
+        self.tenants.insert(id, name.to_owned());
+        id
+    }
+
+    /// Takes a request; it starts when a round admits it.
+    pub fn submit(&mut self, tenant: TenantId, request: AnswerRequest, now: Time) -> Result<SequenceId, Refusal> {
+        let prompt = Tokens::from(request.prompt.len());
+        let claim = Request { tenant, prompt, pinned: request.pinned, answer: request.answer };
+        let id = self.scheduler.submit(claim, now)?;
+        let name = self.tenants.get(&tenant).cloned().unwrap_or_default();
+        self.sequences.insert(id, Sequence::new(name, request));
+        Ok(id)
+    }
+
+    /// Ends a sequence because its client left; its memory is free at once.
+    pub fn cancel(&mut self, sequence: SequenceId) {
+        self.scheduler.cancel(sequence);
+        self.sequences.remove(&sequence);
+    }
+
+    /// Whether some running sequence still reads its prompt, so that a round without a token is no idle one.
+    pub fn reads_prompts(&self) -> bool {
+        self.plan.steps().iter().any(|s| s.prefill && self.sequences.contains_key(&s.sequence))
+    }
+
+    /// Whether a sequence is still to be served.
+    pub fn has(&self, sequence: SequenceId) -> bool {
+        self.sequences.contains_key(&sequence)
+    }
+
+    /// One round: observe, plan, enforce, sample, step. What happened is appended to `events`.
+    pub fn round(&mut self, now: Time, budget: Bytes, events: &mut Vec<Told>) {
+        let signal = Instant::now();
+        let usage = self.usage();
+        if self.budget.replace(budget) != Some(budget) {
+            self.tell(None, Event::Budget { budget_bytes: budget, usage_bytes: usage });
+        }
+        self.progress.clear();
+        self.progress.extend(self.sequences.iter().map(|(id, s)| s.progress(*id)));
+        self.sequences.retain(|_, s| s.finished().is_none());
+        let mut plan = std::mem::take(&mut self.plan);
+        let observation = Observation { now, budget, usage: self.usage(), progress: &self.progress };
+        self.scheduler.round(&observation, &mut plan);
+        let pressure = usage.get() as f64 / budget.get().max(1) as f64;
+        for action in plan.actions() {
+            self.tell_lever(*action);
+        }
+        for action in plan.actions() {
+            self.execute(*action, now, signal, pressure);
+        }
+        let usage_bytes = self.usage();
+        self.tell(None, Event::Sample { usage_bytes, budget_bytes: budget, rss_bytes: resident_set() });
+        for step in plan.steps() {
+            self.step(*step);
+        }
+        self.plan = plan;
+        events.append(&mut self.events);
+    }
+
+    fn execute(&mut self, action: Action, now: Time, signal: Instant, pressure: f64) {
+        match action {
+            Action::Release { rung, frees } => {
+                let started = Instant::now();
+                self.loaded.remove(&rung);
+                self.tell(None, Event::Release { rung, bytes: frees, release_ms: ms_since(started) });
+            }
+            Action::Load { rung, takes } => {
+                let started = Instant::now();
+                match self.load(rung) {
+                    Ok(loaded) => {
+                        self.loaded.insert(rung, loaded);
+                        self.tell(None, Event::Load { rung, bytes: takes, load_ms: ms_since(started) });
+                    }
+                    Err(error) => {
+                        self.scheduler.load_failed(rung, now);
+                        self.trouble(format!("{rung} could not be loaded: {}; it is tried again", chain(&error)));
+                    }
+                }
+            }
+            // A parked sequence keeps its cache and gets no steps; there is nothing to do.
+            Action::Defer { .. } | Action::Park { .. } => {}
+            Action::Demote { sequence, from, to, .. } | Action::Promote { sequence, from, to } => {
+                self.carry(sequence, (from, to), signal, pressure);
+            }
+            Action::Shed { sequence, from, tokens, .. } => {
+                let cache = self.sequences.get_mut(&sequence).and_then(|s| s.cache.as_mut());
+                let shed = cache.map(|c| c.shed(usize::from(from)..usize::from(from + tokens)));
+                if let Some(Err(error)) = shed {
+                    self.trouble(format!("nothing was shed: {error}"));
+                }
+            }
+            Action::Admit { sequence, rung } => self.admit(sequence, rung),
+            Action::Unpark { sequence, rung } => {
+                let tenant = self.tenant_of(sequence);
+                self.tell(Some(sequence), Event::Unpark { tenant, rung });
+            }
+        }
+    }
+
+    fn load(&self, rung: RungIdx) -> Result<Loaded, ModelError> {
+        let Some(entry) = self.ladder.rung(rung) else { unreachable!("the scheduler plans only rungs of the ladder") };
+        let model = entry.load(&self.ledger, &self.stop)?;
+        let mut bridges = BTreeMap::new();
+        for (from, _) in self.ladder.cost().rungs() {
+            if let Some(bridge) = self.ladder.bridge(from, rung, &self.ledger)? {
+                bridges.insert(from, bridge);
+            }
+        }
+        Ok(Loaded { model, bridges })
+    }
+
+    fn admit(&mut self, id: SequenceId, rung: RungIdx) {
+        let Some((sequence, loaded)) = self.sequences.get_mut(&id).zip(self.loaded.get(&rung)) else { return };
+        match KvCache::new(loaded.model.cache_shape(), sequence.limit(), &self.ledger) {
+            Ok(cache) => (sequence.cache, sequence.rung) = (Some(cache), rung),
+            Err(error) => self.trouble(format!("no cache for a new sequence: {error}")),
+        }
+    }
+
+    fn step(&mut self, step: Step) {
+        let Some((sequence, loaded)) = self.sequences.get_mut(&step.sequence).zip(self.loaded.get(&step.rung)) else {
+            return;
+        };
+        if sequence.rung != step.rung {
+            return;
+        }
+        let tokens = sequence.next_tokens(step.tokens).to_vec();
+        let Some(cache) = sequence.cache.as_mut().filter(|_| !tokens.is_empty()) else { return };
+        let before = cache.len();
+        match loaded.model.read(&tokens, cache, &self.stop) {
+            Ok(hidden) => {
+                sequence.read += tokens.len();
+                if sequence.may_sample() {
+                    let tokenizer = self.ladder.tokenizer();
+                    let text = loaded.model.with_logits(&hidden, |logits| sequence.sample(logits, tokenizer));
+                    let tenant = sequence.tenant.clone();
+                    let stopped = sequence.finished() == Some(crate::event::FinishReason::Stop);
+                    if !stopped || !text.is_empty() {
+                        let event = Event::Token { tenant: tenant.clone(), text, rung: step.rung };
+                        self.events.push((Some(step.sequence), event));
+                    }
+                    if let Some(reason) = sequence.finished() {
+                        let event = Event::Finished { tenant, tokens: sequence.answered(), reason };
+                        self.events.push((Some(step.sequence), event));
+                    }
+                }
+            }
+            Err(error) => {
+                // A pass before the one that failed may have gone through; none of this step is kept.
+                cache.truncate(before);
+                self.trouble(format!("a step was given up and is repeated: {error}"));
+            }
+        }
+    }
+
+    /// Levers are told before the plan is executed: a reader sees why before what.
+    fn tell_lever(&mut self, action: Action) {
+        let (kind, sequence, bytes) = match action {
+            Action::Defer { sequence, .. } => (LeverKind::Defer, sequence, Bytes::ZERO),
+            Action::Demote { sequence, frees, .. } => (LeverKind::Demote, sequence, frees),
+            Action::Park { sequence, frees, .. } => (LeverKind::Park, sequence, frees),
+            Action::Shed { sequence, frees, .. } => (LeverKind::Shed, sequence, frees),
+            _ => return,
+        };
+        let tenant = self.tenant_of(sequence);
+        self.tell(Some(sequence), Event::Lever { kind, tenant, bytes });
+    }
+
+    fn tenant_of(&self, sequence: SequenceId) -> String {
+        self.sequences.get(&sequence).map(|s| s.tenant.clone()).unwrap_or_default()
+    }
+
+    fn trouble(&mut self, message: String) {
+        self.tell(None, Event::Trouble { message });
+    }
+
+    fn tell(&mut self, sequence: Option<SequenceId>, event: Event) {
+        self.events.push((sequence, event));
+    }
+}
+
+fn ms_since(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e3
+}
+
+/// An error with its causes in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}

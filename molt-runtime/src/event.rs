@@ -1,0 +1,183 @@
+//! Everything that happens, as one type. The stream of a client, `--json`, the log and the metrics are all made from it.
+
+use molt_kv::carry::Route;
+use molt_scheduler::LeverKind;
+use molt_scheduler::units::{Bytes, RungIdx, Tokens};
+use serde::Serialize;
+
+/// Something that happened, in order.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// A run begins.
+    Start(Start),
+    /// A token of an answer.
+    Token {
+        /// Whose.
+        tenant: String,
+        /// Text that is complete with this token; may be empty in the middle of a character.
+        text: String,
+        /// The rung that wrote it.
+        rung: RungIdx,
+    },
+    /// The budget moved.
+    Budget {
+        /// Bytes that may be used now.
+        budget_bytes: Bytes,
+        /// Bytes in use at that moment.
+        usage_bytes: Bytes,
+    },
+    /// A sequence changed its rung, cache and all.
+    Switch(Switch),
+    /// A lever was used.
+    Lever {
+        /// Which.
+        kind: LeverKind,
+        /// On whom.
+        tenant: String,
+        /// What it frees.
+        bytes: Bytes,
+    },
+    /// A parked tenant runs again.
+    Unpark {
+        /// Who.
+        tenant: String,
+        /// Where.
+        rung: RungIdx,
+    },
+    /// A rung's weights came into memory.
+    Load {
+        /// Which.
+        rung: RungIdx,
+        /// Weights and scratch.
+        bytes: Bytes,
+        /// How long it took.
+        load_ms: f64,
+    },
+    /// A rung's weights left memory.
+    Release {
+        /// Which.
+        rung: RungIdx,
+        /// Weights and scratch.
+        bytes: Bytes,
+        /// How long it took.
+        release_ms: f64,
+    },
+    /// Something failed and was dealt with; nothing was lost.
+    Trouble {
+        /// What, and what was done about it.
+        message: String,
+    },
+    /// Memory after the levers of a round.
+    Sample {
+        /// By the books.
+        usage_bytes: Bytes,
+        /// What may be used.
+        budget_bytes: Bytes,
+        /// What the system says.
+        rss_bytes: Bytes,
+    },
+    /// An answer is complete.
+    Finished {
+        /// Whose.
+        tenant: String,
+        /// Its tokens.
+        tokens: Tokens,
+        /// Why it ended.
+        reason: FinishReason,
+    },
+    /// A run ends.
+    Summary(Summary),
+}
+
+/// Why an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model ended it.
+    Stop,
+    /// It reached the length that was asked for.
+    Length,
+}
+
+/// How a run begins.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Start {
+    /// The ladder.
+    pub ladder: String,
+    /// Its rungs.
+    pub rungs: Vec<RungInfo>,
+    /// Tokens of the prompt.
+    pub prompt_tokens: Tokens,
+    /// What the process takes before any model.
+    pub overhead_bytes: Bytes,
+    /// The kernels' instruction set.
+    pub isa: &'static str,
+}
+
+/// A rung, for people.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RungInfo {
+    /// Which.
+    pub rung: RungIdx,
+    /// Its model file.
+    pub file: String,
+    /// Its precision.
+    pub precision: String,
+    /// Resident weights.
+    pub weights_bytes: Bytes,
+}
+
+/// A change of rung.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Switch {
+    /// Whose.
+    pub tenant: String,
+    /// From.
+    pub from: RungIdx,
+    /// To.
+    pub to: RungIdx,
+    /// How the cache came along.
+    pub route: Route,
+    /// From the signal to a usable cache: release, load and carry.
+    pub switch_ms: f64,
+    /// The carry alone, both rungs warm.
+    pub carry_ms: f64,
+    /// Tokens in the cache.
+    pub tokens: Tokens,
+    /// Of them, read natively over an exact prefix.
+    pub exact_tokens: Tokens,
+    /// Of them, mapped by the bridge.
+    pub mapped_tokens: Tokens,
+    /// Share of the operations of a re-read that the carry saved.
+    pub flops_saved_ratio: f64,
+    /// Usage / budget when the signal came.
+    pub pressure_ratio: f64,
+}
+
+/// How a run ends.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Summary {
+    /// Tokens of the answer.
+    pub tokens: u64,
+    /// Rungs that wrote it, in order of first use.
+    pub rungs: Vec<RungIdx>,
+    /// Changes of rung.
+    pub switches: u64,
+    /// The longest of them.
+    pub switch_ms_max: f64,
+    /// The longest time between two tokens.
+    pub stall_ms_max: f64,
+    /// Time to the first token.
+    pub first_token_ms: f64,
+    /// Largest usage minus budget after the levers of a round; zero or less: the budget was always kept.
+    pub overshoot_bytes_max: i64,
+    /// Largest resident set that the system reported.
+    pub rss_bytes_max: u64,
+    /// Largest difference between the resident set and the books, at a sample.
+    pub rss_minus_usage_bytes_max: i64,
+    /// Tokens a second over the whole answer, switches included.
+    pub tok_s: f64,
+    /// Whether the answer was cut off before its own end. The scheduler has no such lever.
+    pub killed: bool,
+}

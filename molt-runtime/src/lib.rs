@@ -1,0 +1,10 @@
+//! The engine of Molt and what stands around it: budgets, traces, demonstrations.
+
+pub mod budget;
+pub mod calibrate;
+pub mod demo;
+pub mod engine;
+pub mod event;
+pub mod memory;
+pub mod service;
+pub mod trace;

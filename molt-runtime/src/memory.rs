@@ -1,0 +1,16 @@
+//! What the system says this process uses.
+
+use molt_scheduler::units::Bytes;
+use procfs::process::Process;
+use procfs::{Current as _, Meminfo};
+
+/// The resident set of this process. Zero where `/proc` cannot be read (the books then stand alone).
+pub fn resident_set() -> Bytes {
+    let pages = Process::myself().and_then(|me| me.statm()).map(|statm| statm.resident);
+    Bytes::new(pages.unwrap_or(0).saturating_mul(procfs::page_size()))
+}
+
+/// What the system could give to programs now without swapping; `None` where it does not say.
+pub fn available() -> Option<Bytes> {
+    Meminfo::current().ok()?.mem_available.map(Bytes::new)
+}

@@ -1,0 +1,138 @@
+//! The engine on a thread of its own: commands in, events out to whoever asked. No async near the compute.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use molt_scheduler::units::Time;
+use molt_scheduler::{Refusal, SequenceId, TenantId};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::budget::BudgetSource;
+use crate::engine::{AnswerRequest, Engine};
+use crate::event::Event;
+
+/// Commands that may wait for the engine; whoever sends more waits.
+const COMMANDS: usize = 256;
+/// Events that may wait for a reader before its answer is ended: some minutes of reading.
+const EVENTS: usize = 4_096;
+/// Between two rounds when there is nothing to do: how soon an idle daemon notices a smaller budget.
+const IDLE: Duration = Duration::from_millis(500);
+/// Between two rounds when everybody is parked.
+const PARKED: Duration = Duration::from_millis(20);
+
+enum Command {
+    Submit { request: AnswerRequest, reply: oneshot::Sender<Result<mpsc::Receiver<Event>, Refusal>> },
+    Stop,
+}
+
+/// Talks to the engine thread.
+#[derive(Debug, Clone)]
+pub struct EngineClient {
+    commands: Sender<Command>,
+}
+
+/// The engine has stopped and takes nothing any more.
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error("the engine has stopped")]
+pub struct EngineGone;
+
+impl EngineClient {
+    /// Starts the thread.
+    pub fn start(
+        engine: Engine,
+        tenant: TenantId,
+        budget: impl BudgetSource + 'static,
+    ) -> std::io::Result<(Self, std::thread::JoinHandle<()>)> {
+        let (commands, taken) = bounded(COMMANDS);
+        let thread = std::thread::Builder::new().name("molt-engine".to_owned()).spawn(move || {
+            let run = Run { engine, tenant, budget, readers: BTreeMap::new(), started: Instant::now() };
+            run.until_stopped(&taken);
+        })?;
+        Ok((Self { commands }, thread))
+    }
+
+    /// Asks for an answer; its events come from the receiver. Dropping the receiver ends the answer.
+    pub async fn submit(&self, request: AnswerRequest) -> Result<Result<mpsc::Receiver<Event>, Refusal>, EngineGone> {
+        let (reply, answer) = oneshot::channel();
+        // A full queue of commands means that the engine is in the middle of a long round: ask again in a moment.
+        let mut command = Command::Submit { request, reply };
+        while let Err(error) = self.commands.try_send(command) {
+            match error {
+                crossbeam_channel::TrySendError::Full(back) => command = back,
+                crossbeam_channel::TrySendError::Disconnected(_) => return Err(EngineGone),
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        answer.await.map_err(|_| EngineGone)
+    }
+
+    /// Has the engine stop after its round.
+    pub fn stop(&self) {
+        // Where it has stopped already there is nobody to tell.
+        let _gone = self.commands.send(Command::Stop);
+    }
+}
+
+struct Run<B> {
+    engine: Engine,
+    tenant: TenantId,
+    budget: B,
+    readers: BTreeMap<SequenceId, mpsc::Sender<Event>>,
+    started: Instant,
+}
+
+impl<B: BudgetSource> Run<B> {
+    fn until_stopped(mut self, commands: &Receiver<Command>) {
+        let mut told = Vec::new();
+        let mut pause = IDLE;
+        loop {
+            match commands.recv_timeout(pause) {
+                Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(command) => self.take(command),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            while let Ok(command) = commands.try_recv() {
+                match command {
+                    Command::Stop => return,
+                    command => self.take(command),
+                }
+            }
+            let now = self.now();
+            let budget = self.budget.budget(now);
+            self.engine.round(now, budget, &mut told);
+            let mut stepped = false;
+            for (sequence, event) in told.drain(..) {
+                stepped |= matches!(event, Event::Token { .. });
+                let Some(sequence) = sequence else { continue };
+                // A reader that has gone, or that reads slower than its answer is written for minutes, ends it.
+                if self.readers.get(&sequence).is_some_and(|reader| reader.try_send(event).is_err()) {
+                    self.readers.remove(&sequence);
+                    self.engine.cancel(sequence);
+                }
+            }
+            self.readers.retain(|sequence, _| self.engine.has(*sequence));
+            pause = match (self.readers.is_empty(), stepped || self.engine.reads_prompts()) {
+                (true, _) => IDLE,
+                (false, true) => Duration::ZERO,
+                (false, false) => PARKED,
+            };
+        }
+    }
+
+    fn take(&mut self, command: Command) {
+        let Command::Submit { request, reply } = command else { return };
+        let now = self.now();
+        let answer = self.engine.submit(self.tenant, request, now).map(|sequence| {
+            let (reader, events) = mpsc::channel(EVENTS);
+            self.readers.insert(sequence, reader);
+            events
+        });
+        // Where nobody waits for the reply, the closed receiver ends the sequence with its first event.
+        let _unheard = reply.send(answer);
+    }
+
+    fn now(&self) -> Time {
+        Time::from_micros(u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX))
+    }
+}

@@ -1,0 +1,197 @@
+//! Lever 2, demote: sequences go on at smaller rungs.
+//!
+//! What counts is the set of rungs that are in use afterwards, for that is what the weights cost. So every set is
+//! tried (all of them on ladders of up to eight rungs, those of at most three on longer ones), and each sequence takes
+//! the biggest rung of the set between where it is and its floor, or, where memory asks for it, the one on which its
+//! cache is smallest. Of the assignments that fit, the one with the least harm is taken: fewest rungs lost by the
+//! foreground, then by batch, each rung counted by weight. That the transition keeps to the law is part of fitting:
+//! where it does not, the next assignment is tried, which as a rule goes a rung further down.
+//!
+//! A tenant that shares its rung with another gains nothing by moving alone, since its old weights stay and new ones
+//! come; such an assignment never fits better than staying, so they move together.
+
+use crate::input::Class;
+use crate::transition::Carry;
+use crate::units::{Bytes, RungIdx};
+use crate::usage::RungSet;
+
+use super::{Candidate, Field, Movable};
+
+/// How a sequence picks its rung of a set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Pick {
+    /// All lose as few rungs as they can.
+    Near,
+    /// Batch takes the smallest cache.
+    NearForeground,
+    /// All take the smallest cache.
+    Small,
+}
+
+/// An assignment that fits: foreground harm, batch harm, then what tells equal ones apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Fit {
+    harm: (u64, u64),
+    set: RungSet,
+    pick: Pick,
+}
+
+/// How many sequences are looked at one by one where giving back to all at once is too much on the way.
+const REFINED_ONE_BY_ONE: u32 = 32;
+
+/// Chooses the least harmful assignment of everybody but the first `parked`; whether there is one.
+pub(crate) fn choose(field: &mut Field<'_>, parked: usize, movable: Movable) -> bool {
+    for (index, found) in field.candidates.iter_mut().enumerate() {
+        found.to = if index < parked { None } else { Some(found.rung) };
+    }
+    if parked >= field.candidates.len() {
+        return field.missing(parked) == Bytes::ZERO;
+    }
+    let whole = RungSet::whole(field.ladder);
+    let usable = whole.and(field.frame.usable);
+    let short = whole.len() <= 8;
+    field.fits.clear();
+    for bits in 1..=whole.bits() {
+        let set = RungSet::numbered(bits);
+        if !set.minus(usable).is_empty() || !(short || set.len() <= 3) {
+            continue;
+        }
+        for pick in [Pick::Near, Pick::NearForeground, Pick::Small] {
+            if let Some((usage, harm)) = assign(field, parked, movable, set, pick)
+                && usage <= field.frame.limit
+            {
+                field.fits.push(Fit { harm, set, pick });
+            }
+        }
+    }
+    field.fits.sort_unstable();
+    for index in 0..field.fits.len() {
+        let Some(Fit { set, pick, .. }) = field.fits.get(index).copied() else { break };
+        if let Some((usage, _)) = assign(field, parked, movable, set, pick) {
+            refine(field, parked, movable, set, usage, None);
+            if lawful(field) {
+                return true;
+            }
+        }
+        // What fits in the end may be too much on the way: then give back one by one, as long as the way stays lawful.
+        if let Some((usage, _)) = assign(field, parked, movable, set, pick)
+            && lawful(field)
+        {
+            refine(field, parked, movable, set, usage, Some(REFINED_ONE_BY_ONE));
+            return true;
+        }
+    }
+    false
+}
+
+/// The rung that a candidate takes of a set.
+pub(super) fn option(
+    field: &Field<'_>,
+    found: &Candidate,
+    movable: Movable,
+    set: RungSet,
+    near: bool,
+) -> Option<RungIdx> {
+    let movable = movable.includes(found.class);
+    let allowed = |rung: &RungIdx| *rung == found.rung || (movable && *rung > found.rung && *rung <= found.floor);
+    let mut options = set.iter().filter(allowed);
+    if near { options.next() } else { options.min_by_key(|rung| field.ladder.cost(*rung).cache_per_token) }
+}
+
+/// Assigns everybody but the first `parked` to a set; usage with the next step's growth, and the harm. `None` where
+/// somebody finds no rung in the set, or the set holds a rung that nobody takes.
+fn assign(
+    field: &mut Field<'_>,
+    parked: usize,
+    movable: Movable,
+    set: RungSet,
+    pick: Pick,
+) -> Option<(Bytes, (u64, u64))> {
+    let mut used = RungSet::EMPTY;
+    let mut caches = field.parked;
+    let mut harm = (0u64, 0u64);
+    for index in 0..field.candidates.len() {
+        let found = *field.candidates.get(index)?;
+        let (rung, to) = if index < parked {
+            (found.rung, None)
+        } else {
+            let near = match pick {
+                Pick::Near => true,
+                Pick::NearForeground => found.class == Class::Foreground,
+                Pick::Small => false,
+            };
+            let to = option(field, &found, movable, set, near)?;
+            used = used.with(to);
+            caches += field.ladder.cost(to).cache_per_token;
+            let lost = u64::from(to.index() - found.rung.index()).saturating_mul(found.weight);
+            match found.class {
+                Class::Foreground => harm.0 = harm.0.saturating_add(lost),
+                Class::Batch => harm.1 = harm.1.saturating_add(lost),
+            }
+            (to, Some(to))
+        };
+        caches += field.ladder.cost(rung).cache_per_token.times(found.cached);
+        if let Some(slot) = field.candidates.get_mut(index) {
+            slot.to = to;
+        }
+    }
+    (used == set).then(|| (caches + used.held(field.ladder), harm))
+}
+
+/// Lets those whom a lever should touch last have back what others have made room for, as far as it fits; with a number
+/// of `checks`, only what leaves the transition lawful, and at most that many of them.
+fn refine(
+    field: &mut Field<'_>,
+    parked: usize,
+    movable: Movable,
+    set: RungSet,
+    mut usage: Bytes,
+    mut checks: Option<u32>,
+) {
+    for index in (parked..field.candidates.len()).rev() {
+        let Some(found) = field.candidates.get(index).copied() else { break };
+        let (Some(to), Some(near)) = (found.to, option(field, &found, movable, set, true)) else { continue };
+        let cache = |rung: RungIdx| {
+            let each = field.ladder.cost(rung).cache_per_token;
+            each.times(found.cached) + each
+        };
+        let better = usage - cache(to) + cache(near);
+        if near >= to || better > field.frame.limit {
+            continue;
+        }
+        let set_to = |field: &mut Field<'_>, rung: RungIdx| {
+            if let Some(slot) = field.candidates.get_mut(index) {
+                slot.to = Some(rung);
+            }
+        };
+        set_to(field, near);
+        if let Some(left) = checks.as_mut() {
+            let lawful = *left > 0 && lawful(field);
+            *left = left.saturating_sub(1);
+            if !lawful {
+                set_to(field, to);
+                continue;
+            }
+        }
+        usage = better;
+    }
+}
+
+/// Whether the assignment as it stands can be carried out within the law of transitions.
+pub(super) fn lawful(field: &mut Field<'_>) -> bool {
+    let mut used = RungSet::EMPTY;
+    let mut caches = field.parked;
+    field.carries.clear();
+    for found in field.candidates.iter() {
+        let source = field.ladder.cost(found.rung).cache_per_token.times(found.cached);
+        caches += source;
+        let Some(to) = found.to else { continue };
+        used = used.with(to);
+        if to != found.rung {
+            let destination = field.ladder.cost(to).cache_per_token.times(found.cached);
+            field.carries.push(Carry { decision: 0, source, destination });
+        }
+    }
+    let (kept, loaded) = (used.and(field.resident), used.minus(field.resident));
+    field.frame.arrange(field.ladder, caches, kept, loaded, field.carries)
+}

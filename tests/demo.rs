@@ -1,0 +1,114 @@
+//! The main job: an answer that passes through every rung while the budget falls and comes back.
+
+use molt_tests::{events, models_folder, molt};
+use serde_json::Value;
+
+fn of<'a>(events: &'a [Value], kind: &'a str) -> impl Iterator<Item = &'a Value> {
+    events.iter().filter(move |e| e["event"] == kind)
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+/// What must hold of every run, on any ladder.
+fn check(events: &[Value], rungs: &[u64], slack_bytes: f64) {
+    assert_eq!(events.first().unwrap()["event"], "start");
+    let summary = events.last().unwrap();
+    assert_eq!(summary["event"], "summary");
+    assert_eq!(of(events, "trouble").collect::<Vec<_>>(), Vec::<&Value>::new());
+
+    // Every token is written by the rung that the last switch led to.
+    let mut rung = None;
+    let (mut tokens, mut used) = (0, Vec::new());
+    for event in events {
+        if event["event"] == "switch" {
+            assert_eq!(Some(&event["from"]), rung.as_ref(), "a switch from where the answer was not");
+            assert!(event["tokens"].as_u64().unwrap() > 0 && number(&event["switch_ms"]) >= number(&event["carry_ms"]));
+            rung = Some(event["to"].clone());
+        }
+        if event["event"] == "token" {
+            assert_eq!(rung.get_or_insert_with(|| event["rung"].clone()), &event["rung"]);
+            tokens += 1;
+            if !used.contains(&event["rung"].as_u64().unwrap()) {
+                used.push(event["rung"].as_u64().unwrap());
+            }
+        }
+    }
+    assert_eq!(summary["tokens"], tokens);
+    assert_eq!(used, rungs);
+    assert_eq!(summary["rungs"], serde_json::json!(rungs));
+
+    // The budget is kept after enforcement in every round, and the books are the resident set.
+    let mut overshoot = f64::NEG_INFINITY;
+    for sample in of(events, "sample") {
+        let (usage, rss) = (number(&sample["usage_bytes"]), number(&sample["rss_bytes"]));
+        overshoot = overshoot.max(usage - number(&sample["budget_bytes"]));
+        assert!(rss <= usage * 1.05 + slack_bytes, "the system counts {rss}, the books {usage}");
+    }
+    assert!(overshoot <= 0.0, "overshoot of {overshoot} bytes");
+    assert_eq!(number(&summary["overshoot_bytes_max"]), overshoot);
+    assert_eq!(summary["killed"], false);
+
+    let switches: Vec<_> = of(events, "switch").map(|s| (s["from"].as_u64(), s["to"].as_u64())).collect();
+    assert_eq!(summary["switches"], switches.len());
+    assert!(switches.iter().filter(|(from, to)| to > from).count() >= rungs.len() - 1, "{switches:?}");
+    assert!(switches.iter().any(|(from, to)| to < from), "never went up again: {switches:?}");
+    // Nobody but the levers that were needed: an answer alone is never parked or shed on this trace.
+    assert!(of(events, "lever").all(|l| l["kind"] == "demote"), "{:?}", of(events, "lever").collect::<Vec<_>>());
+}
+
+#[test]
+fn the_embedded_ladder_uses_three_rungs() {
+    let events = events(&["demo", "--json"]);
+    // A few MiB: the heap of the process itself grows a little while it works.
+    check(&events, &[0, 1, 2], 6e6);
+    let routes: Vec<_> = of(&events, "switch").map(|s| s["route"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(&routes[..2], ["identity", "bridge"], "same weights first, another model then");
+    assert!(routes.contains(&"keepsake".to_owned()), "{routes:?}");
+    let text: String = of(&events, "token").map(|t| t["text"].as_str().unwrap()).collect();
+    assert!(text.split_whitespace().count() > 100, "{text}");
+    // The same seed and trace give the same run on one machine.
+    let again = molt_tests::events(&["demo", "--json"]);
+    let words =
+        |events: &[Value]| of(events, "token").map(|t| (t["text"].clone(), t["rung"].clone())).collect::<Vec<_>>();
+    assert_eq!(words(&events), words(&again));
+}
+
+#[test]
+fn without_keepsakes_the_way_up_is_still_whole() {
+    let events = events(&["demo", "--json", "--no-keepsakes"]);
+    check(&events, &[0, 1, 2], 6e6);
+}
+
+#[test]
+fn a_person_sees_budget_switches_and_the_closing_table() {
+    let output = molt(&["demo"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    for part in [
+        "[tier0]",
+        "switch tier0 -> tier1",
+        "switch tier1 -> tier2",
+        "carried over the bridge",
+        "budget",
+        "pressure",
+        "largest stall between two tokens",
+        "maximum overshoot",
+        "largest resident set",
+        "killed                             false",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in:\n{text}");
+    }
+    assert!(!text.contains('\u{1b}'), "colours where nobody can see them");
+}
+
+#[test]
+fn the_everyday_ladder_between_its_two_rungs() {
+    let pulled = |name: &str| models_folder().join(name).exists();
+    let files = ["qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"];
+    if !files.iter().all(|f| pulled(f)) {
+        println!("SKIPPED: the models are not there; `molt pull qwen2.5-coder` fetches them");
+        return;
+    }
+    check(&events(&["demo", "--json", "--ladder", "qwen2.5-coder"]), &[0, 1], 80e6);
+}

@@ -1,0 +1,52 @@
+//! Runs the real programs and reads what they print.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+/// A program of the workspace, built if it is not (tests of this crate alone would not build it).
+pub fn program(name: &str) -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let folder = BUILT.get_or_init(|| {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let built =
+            Command::new(cargo).args(["build", "--release", "--quiet", "--workspace", "--bins"]).status();
+        assert!(built.is_ok_and(|status| status.success()), "the programs do not build");
+        // .../target/release/deps/test-binary
+        let own = std::env::current_exe().unwrap_or_default();
+        own.ancestors().nth(2).map(PathBuf::from).unwrap_or_default()
+    });
+    folder.join(name)
+}
+
+/// Runs `molt` to its end.
+pub fn molt(args: &[&str]) -> Output {
+    let run = Command::new(program("molt")).args(args).output();
+    match run {
+        Ok(output) => output,
+        Err(error) => panic!("molt does not start: {error}"),
+    }
+}
+
+/// Runs `molt`, which must succeed, and reads its standard output as one JSON object a line.
+pub fn events(args: &[&str]) -> Vec<Value> {
+    let output = molt(args);
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "molt {args:?} failed: {err}");
+    let parse = |line: &str| match serde_json::from_str(line) {
+        Ok(value) => value,
+        Err(error) => panic!("not a JSON object: {line:?}: {error}"),
+    };
+    out.lines().map(parse).collect()
+}
+
+/// The folder that `molt pull` fills.
+pub fn models_folder() -> PathBuf {
+    let from = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    from("MOLT_MODELS")
+        .or_else(|| from("XDG_DATA_HOME").map(|home| home.join("molt/models")))
+        .or_else(|| from("HOME").map(|home| home.join(".local/share/molt/models")))
+        .unwrap_or_default()
+}
