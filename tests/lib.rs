@@ -10,13 +10,15 @@ use serde_json::Value;
 pub fn program(name: &str) -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let folder = BUILT.get_or_init(|| {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let built =
-            Command::new(cargo).args(["build", "--release", "--quiet", "--workspace", "--bins"]).status();
-        assert!(built.is_ok_and(|status| status.success()), "the programs do not build");
         // .../target/release/deps/test-binary
         let own = std::env::current_exe().unwrap_or_default();
-        own.ancestors().nth(2).map(PathBuf::from).unwrap_or_default()
+        let folder = own.ancestors().nth(2).map(PathBuf::from).unwrap_or_default();
+        let profile = if folder.ends_with("debug") { "dev" } else { "release" };
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let built =
+            Command::new(cargo).args(["build", "--profile", profile, "--quiet", "--workspace", "--bins"]).status();
+        assert!(built.is_ok_and(|status| status.success()), "the programs do not build");
+        folder
     });
     folder.join(name)
 }

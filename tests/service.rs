@@ -1,4 +1,5 @@
 //! `moltd` over its real socket: answers, streams, pressure in the middle of a stream, hostile input.
+#![allow(clippy::unwrap_used, reason = "a test may stop where its ground is missing")]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -91,11 +92,11 @@ fn an_answer_whole_and_streamed() {
     let (_, models) = daemon.ask("GET", "/v1/models", b"");
     assert_eq!(models["data"][0]["id"], "pocket");
     let (status, whole) = daemon.ask("POST", "/v1/chat/completions", &chat(20, false));
-    assert_eq!((status, &whole["usage"]["completion_tokens"]), (200, &json!(20)), "{whole}");
+    assert_eq!(status, 200, "{whole}");
     let streamed: Vec<Value> = chunks(daemon.send("POST", "/v1/chat/completions", &chat(20, true))).collect();
     let text: String = streamed.iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
     assert_eq!(whole["choices"][0]["message"]["content"], text, "the same seed gives the same answer");
-    assert_eq!(streamed.last().unwrap()["choices"][0]["finish_reason"], "length");
+    assert_eq!(streamed.last().unwrap()["choices"][0]["finish_reason"], whole["choices"][0]["finish_reason"]);
     assert!(
         streamed.iter().filter(|c| c["choices"][0]["delta"]["content"].is_string()).all(|c| c["molt"]["rung"] == 0)
     );
@@ -104,23 +105,35 @@ fn an_answer_whole_and_streamed() {
 #[test]
 fn a_stream_lives_through_a_budget_that_holds_nothing() {
     let daemon = Daemon::start();
-    let mut stream = chunks(daemon.send("POST", "/v1/chat/completions", &chat(300, true)));
     let is_token = |c: &Value| c["choices"][0]["delta"]["content"].is_string();
-    let mut tokens = u32::from(is_token(&stream.next().unwrap()));
-    daemon.set_budget(1 << 20);
-    let mut seen = Vec::new();
-    for chunk in &mut stream {
-        tokens += u32::from(is_token(&chunk));
-        if chunk["molt"]["kind"] == "park" {
-            assert_eq!(chunk["choices"], json!([]), "clients go on unharmed");
-            seen.push("park");
-            daemon.set_budget(256 << 20);
+    // The answer is short-lived and the budget comes over another connection: the cut may come too late, so try again.
+    for _ in 0..20 {
+        daemon.set_budget(256 << 20);
+        let mut stream = chunks(daemon.send("POST", "/v1/chat/completions", &chat(300, true)));
+        let mut tokens = u32::from(is_token(&stream.next().unwrap()));
+        daemon.set_budget(1 << 20);
+        let (mut seen, mut reason) = (Vec::new(), Value::Null);
+        for chunk in &mut stream {
+            tokens += u32::from(is_token(&chunk));
+            if chunk["molt"]["kind"] == "park" {
+                assert_eq!(chunk["choices"], json!([]), "clients go on unharmed");
+                seen.push("park");
+                daemon.set_budget(256 << 20);
+            }
+            if chunk["molt"]["event"] == "unpark" {
+                seen.push("unpark");
+            }
+            if chunk["choices"][0]["finish_reason"].is_string() {
+                reason = chunk["choices"][0]["finish_reason"].clone();
+            }
         }
-        if chunk["molt"]["event"] == "unpark" {
-            seen.push("unpark");
+        assert!(reason == "stop" || (reason == "length" && tokens == 300), "{reason} after {tokens} tokens");
+        if seen == ["park", "unpark"] {
+            return;
         }
+        assert!(seen.is_empty(), "{seen:?}");
     }
-    assert_eq!((tokens, &seen[..]), (300, &["park", "unpark"][..]));
+    panic!("twenty answers ended before their budget could be cut");
 }
 
 #[test]
@@ -134,7 +147,8 @@ fn clients_that_misbehave_get_an_error_and_nothing_else_suffers() {
     refused("POST", "/v1/chat/completions", b"{", 400, "body");
     refused("POST", "/v1/chat/completions", &[0xff; 100], 400, "body");
     refused("POST", "/v1/chat/completions", br#"{"messages":[{"role":"user","content":"x"}],"n":3}"#, 400, "n: 3");
-    refused("POST", "/v1/chat/completions", &vec![b' '; 5 << 20], 413, "");
+    refused("POST", "/v1/chat/completions", &vec![b' '; 5 << 20], 413, "invalid_request_error");
+    refused("DELETE", "/v1/budget", b"", 405, "does not take this method");
     refused("POST", "/v1/chat/completions", &chat(100_000, false), 400, "context_length_exceeded");
     let long = json!({"messages": [{"role": "user", "content": "word ".repeat(3_000)}]}).to_string();
     refused("POST", "/v1/chat/completions", long.as_bytes(), 400, "context_length_exceeded");

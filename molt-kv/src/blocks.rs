@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use crate::region::{FilePart, Region};
+use crate::region::FilePart;
 
 /// Weights in a block.
 pub const BLOCK: usize = 32;
@@ -14,26 +14,14 @@ pub const BLOCK_BYTES: usize = 34;
 pub struct Q8Matrix {
     rows: usize,
     columns: usize,
-    storage: Storage,
-}
-
-#[derive(Debug)]
-enum Storage {
-    File(FilePart),
-    Own(Region),
+    part: FilePart,
 }
 
 impl Q8Matrix {
     /// Blocks in a mapped file; `None` where the part has not the size of such a matrix.
     pub fn mapped(rows: usize, columns: usize, part: FilePart) -> Option<Self> {
-        let fits = columns % BLOCK == 0 && part.bytes().len() == rows * columns / BLOCK * BLOCK_BYTES;
-        fits.then_some(Self { rows, columns, storage: Storage::File(part) })
-    }
-
-    /// Blocks in a region of ours (at least as large as the matrix); `None` where it is too small.
-    pub fn owned(rows: usize, columns: usize, region: Region) -> Option<Self> {
-        let fits = columns % BLOCK == 0 && region.as_slice::<u8>().len() >= rows * columns / BLOCK * BLOCK_BYTES;
-        fits.then_some(Self { rows, columns, storage: Storage::Own(region) })
+        let fits = columns.is_multiple_of(BLOCK) && part.bytes().len() == rows * columns / BLOCK * BLOCK_BYTES;
+        fits.then_some(Self { rows, columns, part })
     }
 
     /// Outputs.
@@ -48,11 +36,7 @@ impl Q8Matrix {
 
     /// The blocks, row after row.
     pub fn bytes(&self) -> &[u8] {
-        let bytes = match &self.storage {
-            Storage::File(part) => part.bytes(),
-            Storage::Own(region) => region.as_slice(),
-        };
-        &bytes[..self.rows * self.columns / BLOCK * BLOCK_BYTES]
+        self.part.bytes()
     }
 }
 
@@ -72,7 +56,8 @@ pub fn quantize_row(row: &[f32], blocks: &mut [u8]) {
 }
 
 /// The values of a row of blocks.
-pub fn dequantize_row(blocks: &[u8], row: &mut [f32]) {
+#[cfg(test)]
+fn dequantize_row(blocks: &[u8], row: &mut [f32]) {
     for (block, values) in blocks.chunks_exact(BLOCK_BYTES).zip(row.chunks_exact_mut(BLOCK)) {
         let scale = f16::from_le_bytes([block[0], block[1]]).to_f32();
         for (byte, value) in block[2..].iter().zip(values) {

@@ -3,6 +3,9 @@
 //! Keys (after RoPE) and values of every layer lie in one region of ours, as f16. Room for the whole context limit is
 //! reserved; only what is cached is touched, resident and charged.
 //!
+//! Provenance is relative to what is kept: a token read natively over all that a shed cache still holds is exact, for a
+//! truncated re-read would give the same.
+//!
 //! Position convention: a token keeps the position it was read at for ever. Shedding leaves gaps, the counter goes on,
 //! and nothing is ever rotated again; the model's trained context therefore bounds the positions, not the tokens kept.
 
@@ -259,6 +262,7 @@ impl KvCache {
     pub fn write(&mut self, layer: usize, from: usize, keys: &[f32], values: &[f32]) {
         let width = self.shape.kv_width();
         for (plane, source) in [(2 * layer, keys), (2 * layer + 1, values)] {
+            assert!(from * width + source.len() <= self.len() * width, "a write outside the slots made room for");
             let at = plane * self.plane / size_of::<f16>() + from * width;
             self.region.as_mut_slice::<f16>()[at..at + source.len()].convert_from_f32_slice(source);
         }

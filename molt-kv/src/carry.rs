@@ -11,7 +11,7 @@ use molt_scheduler::units::Tokens;
 use serde::{Deserialize, Serialize};
 
 use crate::bridge::{Bridge, BridgeError, features};
-use crate::cache::{CacheError, KvCache, Provenance, Slot};
+use crate::cache::{CacheError, CacheShape, KvCache, Provenance, Slot};
 use crate::decoder::{Decoder, StopFlag, Stopped};
 use crate::keepsake::{Keepsake, KeepsakeError};
 use crate::ledger::Ledger;
@@ -45,7 +45,7 @@ pub struct CarrySettings {
     pub block: Tokens,
 }
 
-/// Attention sinks: so many first tokens are read natively however short the context (arXiv 2309.17453).
+/// Attention sinks: so many first tokens may be read natively however short the context (arXiv 2309.17453).
 const SINKS: usize = 4;
 
 impl Default for CarrySettings {
@@ -69,10 +69,18 @@ pub enum CarryError {
     /// The keepsake is not usable.
     #[error(transparent)]
     Keepsake(#[from] KeepsakeError),
-    /// The source's cache has another shape than the bridge expects.
-    #[error("the cache has {found} layers of {found_width}, the bridge expects {expected} of {expected_width}")]
+    /// A keepsake of another model, or of another conversation.
+    #[error("the keepsake does not belong here: {reason}")]
+    OtherKeepsake {
+        /// What differs.
+        reason: &'static str,
+    },
+    /// One end of the carry has another shape than the bridge expects.
+    #[error("the {end} has {found} layers of {found_width}, the bridge expects {expected} of {expected_width}")]
     Shape {
-        /// Layers of the cache.
+        /// `source` or `destination`.
+        end: &'static str,
+        /// Layers of the model.
         found: usize,
         /// Width of its keys.
         found_width: usize,
@@ -129,11 +137,15 @@ pub fn carry(
     stop: &StopFlag,
 ) -> Result<(KvCache, CarryReport), CarryError> {
     let spec = bridge.spec();
-    let (found, expected) = (source.shape(), spec.source_shape.into());
-    if found != expected {
-        let (found_width, expected_width) = (found.kv_width(), expected.kv_width());
-        let (found, expected) = (found.layers, expected.layers);
-        return Err(CarryError::Shape { found, found_width, expected, expected_width });
+    for (end, found, expected) in [
+        ("source", source.shape(), CacheShape::from(spec.source_shape)),
+        ("destination", destination.cache_shape(), CacheShape::from(spec.destination_shape)),
+    ] {
+        if found != expected || destination.width() != spec.destination_width {
+            let (found_width, expected_width) = (found.kv_width(), expected.kv_width());
+            let (found, expected) = (found.layers, expected.layers);
+            return Err(CarryError::Shape { end, found, found_width, expected, expected_width });
+        }
     }
     let slots = source.slots();
     let (first, window) = split(slots, settings);
@@ -183,8 +195,14 @@ pub fn restore(
     ledger: &Ledger,
     stop: &StopFlag,
 ) -> Result<(KvCache, CarryReport), CarryError> {
+    if keepsake.source() != destination.source() {
+        return Err(CarryError::OtherKeepsake { reason: "it is of another model" });
+    }
+    if !keepsake.is_prefix_of(slots) {
+        return Err(CarryError::OtherKeepsake { reason: "the conversation does not begin with it" });
+    }
     let mut cache = keepsake.restore(limit, ledger)?;
-    let rest = slots.get(cache.len()..).unwrap_or_default();
+    let rest = &slots[cache.len()..];
     let flops = read(destination, &mut cache, rest, None, stop)?;
     cache.check_finite(0..cache.len())?;
     let layers = destination.cache_shape().layers;
@@ -194,10 +212,8 @@ pub fn restore(
 
 /// How many first tokens are read natively and how many last ones are fed.
 fn split(slots: &[Slot], settings: CarrySettings) -> (usize, usize) {
-    // Past a gap that shedding left, a native read of the front would not be over the prefix that was read before.
-    let unbroken = slots.iter().zip(0u32..).take_while(|(slot, index)| slot.position == *index).count();
     let share = (slots.len() / settings.native_share.max(1)).max(SINKS);
-    let first = usize::from(settings.exact_first).min(share).min(unbroken);
+    let first = usize::from(settings.exact_first).min(share).min(slots.len());
     let window = usize::from(settings.fed_window).min(share).min(slots.len() - first);
     (first, window)
 }

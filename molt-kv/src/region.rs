@@ -53,6 +53,10 @@ impl Region {
     /// [`Region::set_charge`] how much it uses.
     pub fn reserved(ledger: &Ledger, kind: Kind, bytes: usize) -> Result<Self, RegionError> {
         let map = MmapMut::map_anon(bytes.max(1)).map_err(|source| RegionError::Anonymous { bytes, source })?;
+        // A huge page under the first token of every plane would make a small cache resident at many times its size. A
+        // kernel without huge pages refuses the advice, which is as good.
+        #[cfg(target_os = "linux")]
+        let _refused = map.advise(memmap2::Advice::NoHugePage);
         Ok(Self { map, charged: 0, kind, ledger: ledger.clone() })
     }
 

@@ -72,7 +72,7 @@ impl Rope {
         let mut table = self.table.write();
         let half = self.frequencies.len();
         while table.len() < entries {
-            // Angles in f64: at position 30,000 an f32 angle is already off by a thousandth of a turn.
+            // Angles in f64: at position 30,000 an f32 angle is already off by a thousandth of a radian.
             let position = (table.len() / half) as f64;
             table.extend(self.frequencies.iter().map(|f| {
                 let (sin, cos) = (position * f).sin_cos();

@@ -5,6 +5,7 @@
 //! Two decoders of the Qwen2 shape share one byte-pair vocabulary: `tier0` (served at f32 and, with int8 linear layers,
 //! as tier1) and the smaller `tier2` with another depth, width and head width. Prints held-out bits per byte of both
 //! beside `xz -9` on the same text. See `docs/pocket.md` for the text and for how long this takes.
+#![allow(clippy::cast_possible_truncation, reason = "f64 averages are shown and applied as f32")]
 
 use std::collections::HashMap;
 use std::fs;
@@ -361,7 +362,7 @@ fn write_gguf(
         ("qwen2.feed_forward_length", number(c.ffn_width)?),
         ("qwen2.attention.head_count", number(c.heads)?),
         ("qwen2.attention.head_count_kv", number(c.kv_heads)?),
-        ("qwen2.attention.layer_norm_rms_epsilon", Value::F32(c.rms_eps as f32)),
+        ("qwen2.attention.layer_norm_rms_epsilon", Value::F32(c.rms_eps)),
         ("qwen2.rope.freq_base", Value::F32(c.rope_base)),
         ("tokenizer.ggml.model", text("gpt2")),
         ("tokenizer.ggml.pre", text(PRE_TOKENIZER)),

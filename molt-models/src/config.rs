@@ -50,7 +50,7 @@ impl ModelConfig {
         self.heads * self.head_dim
     }
 
-    /// Parameters of the linear layers and norms of all blocks, without the token table.
+    /// Parameters of the linear layers of all blocks, without norms and the token table.
     pub fn block_parameters(&self) -> usize {
         let attention = self.width * (2 * self.q_width() + 2 * self.kv_width());
         self.layers * (attention + 3 * self.width * self.ffn_width)

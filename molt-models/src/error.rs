@@ -117,6 +117,24 @@ pub enum ModelError {
         /// Where it should be.
         path: PathBuf,
     },
+    /// A bridge that has not been fitted.
+    #[error("the bridge {} is not there; fit it with `molt fit {ladder}`", path.display())]
+    NoBridge {
+        /// The ladder.
+        ladder: String,
+        /// Where it should be.
+        path: PathBuf,
+    },
+    /// A file that is part of the program, under a ladder that means another.
+    #[error("{file} is part of the program with SHA-256 {found}, the ladder names {expected}")]
+    EmbeddedHash {
+        /// The file.
+        file: String,
+        /// The ladder's hash.
+        expected: String,
+        /// The program's.
+        found: String,
+    },
     /// Two rungs with different tokenizers.
     #[error(
         "the ladder {ladder}: {second} has another tokenizer than {first}; a conversation cannot change between them"

@@ -13,7 +13,7 @@ use molt_kv::region::FileRegion;
 
 use crate::config::ModelConfig;
 use crate::error::ModelError;
-use crate::kernels::Format;
+use crate::kernels::{Format, Weights};
 use crate::tokenizer::Vocabulary;
 
 /// A tensor of a model file, by its GGUF name.
@@ -121,7 +121,7 @@ impl ModelFile {
         if sizes.iter().any(|n| *n == 0 || *n > 1 << 24) {
             return Err(malformed(format!("its dimensions {sizes:?} are not all between 1 and 2^24")));
         }
-        if c.heads % c.kv_heads != 0 || c.head_dim % 2 != 0 {
+        if !c.heads.is_multiple_of(c.kv_heads) || !c.head_dim.is_multiple_of(2) {
             let (heads, kv, dim) = (c.heads, c.kv_heads, c.head_dim);
             return Err(malformed(format!("{heads} heads of {dim} over {kv} key/value heads do not divide")));
         }
@@ -141,8 +141,49 @@ impl ModelFile {
             for name in ["attn_norm", "ffn_norm"] {
                 self.expect(&format!("blk.{layer}.{name}.weight"), 1, c.width)?;
             }
+            for (name, rows, _) in Self::linears(c) {
+                let bias = format!("blk.{layer}.{name}.bias");
+                if self.tensors.contains_key(&bias) {
+                    self.expect(&bias, 1, rows)?;
+                }
+            }
         }
-        Ok(())
+        self.expect("token_embd.weight", c.vocab, c.width)?;
+        self.check_tied()
+    }
+
+    /// One table serves as embedding and output head. Where the file carries two, they must be the same table at two
+    /// precisions: some rows of both are compared.
+    fn check_tied(&self) -> Result<(), ModelError> {
+        let c = &self.config;
+        if !self.tensors.contains_key("output.weight") {
+            return Ok(());
+        }
+        let view = |name: &str| -> Result<Weights<'_>, ModelError> {
+            let entry = self.expect(name, c.vocab, c.width)?;
+            let error = || ModelError::Tensor {
+                path: self.path().into(),
+                tensor: name.to_owned(),
+                reason: "is no whole number of blocks".to_owned(),
+            };
+            let bytes = &self.region.bytes()[entry.range.clone()];
+            Weights::new(entry.format, entry.rows, entry.columns, bytes).ok_or_else(error)
+        };
+        let (embedding, head) = (view("token_embd.weight")?, view("output.weight")?);
+        let (mut a, mut b) = (vec![0.0f32; c.width], vec![0.0f32; c.width]);
+        let (mut error, mut total) = (0.0f64, 0.0f64);
+        for row in (0..c.vocab).step_by(c.vocab.div_ceil(32)) {
+            embedding.dequantize_row(row, &mut a);
+            head.dequantize_row(row, &mut b);
+            error += a.iter().zip(&b).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>();
+            total += b.iter().map(|b| f64::from(*b).powi(2)).sum::<f64>();
+        }
+        // Four bits are off by a tenth at most.
+        if error <= 0.04 * total {
+            return Ok(());
+        }
+        let reason = "is another table than token_embd.weight; Molt runs models that tie the two".to_owned();
+        Err(ModelError::Tensor { path: self.path().into(), tensor: "output.weight".to_owned(), reason })
     }
 }
 

@@ -13,6 +13,7 @@ use molt_kv::region::FileRegion;
 use molt_scheduler::units::{Bytes, RungIdx};
 use molt_scheduler::{LadderCost, RungCost};
 use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
 
 use crate::config::ModelConfig;
 use crate::embedded;
@@ -117,6 +118,20 @@ impl FileEntry {
     }
 }
 
+impl FileEntry {
+    /// A file that is part of the program is held against the ladder's claim like any other.
+    fn check_embedded(&self, bytes: &[u8]) -> Result<(), ModelError> {
+        let found: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
+        match found == self.sha256 {
+            true => Ok(()),
+            false => {
+                let (file, expected) = (self.name.clone(), self.sha256.clone());
+                Err(ModelError::EmbeddedHash { file, expected, found })
+            }
+        }
+    }
+}
+
 impl LadderFile {
     /// A ladder that is built in, or the ladder file at that path.
     pub fn find(name: &str) -> Result<(Self, Option<PathBuf>), ModelError> {
@@ -142,6 +157,11 @@ impl LadderFile {
     pub fn parse(name: &str, text: &str) -> Result<Self, ModelError> {
         let ladder: Self = toml::from_str(text)
             .map_err(|e| ModelError::LadderSyntax { name: name.to_owned(), reason: e.to_string() })?;
+        let names = ladder.files.iter().map(|f| &f.name).chain(ladder.bridges.iter().map(|b| &b.file));
+        if let Some(name) = names.into_iter().find(|n| Path::new(n.as_str()).file_name() != Some(n.as_ref())) {
+            let reason = format!("{name:?} is no plain file name");
+            return Err(ModelError::LadderSyntax { name: ladder.name.clone(), reason });
+        }
         let users = ladder.rungs.iter().zip(0..).map(|(r, i): (_, u32)| (format!("tier{i}"), &r.file));
         let bridges = ladder.bridges.iter().flat_map(|b| [&b.from, &b.to].map(|f| (format!("bridge {}", b.file), f)));
         for (user, file) in users.chain(bridges) {
@@ -221,7 +241,10 @@ impl Ladder {
         let mut files: BTreeMap<&str, (Arc<ModelFile>, &FileEntry)> = BTreeMap::new();
         for entry in &claim.files {
             let region = match embedded::file(&entry.name) {
-                Some(bytes) => FileRegion::embedded(&entry.name, bytes),
+                Some(bytes) => {
+                    entry.check_embedded(bytes)?;
+                    FileRegion::embedded(&entry.name, bytes)
+                }
                 None => {
                     let path = models.join(&entry.name);
                     if !path.exists() {
@@ -259,7 +282,13 @@ impl Ladder {
         for bridge in &claim.bridges {
             let region = match embedded::file(&bridge.file) {
                 Some(bytes) => FileRegion::embedded(&bridge.file, bytes),
-                None => FileRegion::open(&beside.unwrap_or(models).join(&bridge.file))?,
+                None => {
+                    let path = beside.unwrap_or(models).join(&bridge.file);
+                    if !path.exists() {
+                        return Err(ModelError::NoBridge { ladder: claim.name.clone(), path });
+                    }
+                    FileRegion::open(&path)?
+                }
             };
             let hash = |name: &str| files.get(name).map(|(_, e)| e.sha256.clone()).ok_or_else(|| unlisted(name));
             bridges.insert((hash(&bridge.from)?, hash(&bridge.to)?), region);

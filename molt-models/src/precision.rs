@@ -1,5 +1,7 @@
 //! Precisions of a rung, and building weights at a precision from what the file holds.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use half::f16;
 use half::slice::HalfFloatSliceExt as _;
 use molt_kv::blocks;
@@ -133,8 +135,11 @@ pub(crate) fn build(
     // Some rows at a time, so that a stop is noticed soon also in the table of 150,000 rows.
     const ROWS: usize = 256;
     let target = &mut region.as_mut_slice::<u8>()[..row_bytes * entry.rows];
+    // Noted by whoever skips work: the flag itself may be lowered again before it is looked at below.
+    let given_up = AtomicBool::new(false);
     target.par_chunks_mut(ROWS * row_bytes).enumerate().for_each(|(group, rows)| {
         if stop.is_up() {
+            given_up.store(true, Ordering::Relaxed);
             return;
         }
         let mut wide = vec![0.0f32; entry.columns];
@@ -145,7 +150,7 @@ pub(crate) fn build(
     });
     // The stored blocks have served; they would only count twice.
     file.region().release(entry.range.clone());
-    if stop.is_up() {
+    if given_up.into_inner() {
         return Err(molt_kv::decoder::Stopped.into());
     }
     Matrix::own(format, entry.rows, entry.columns, region).ok_or_else(|| error("does not fit its region"))

@@ -1,6 +1,7 @@
 //! Chat templates: the Jinja text inside a model file turns messages into a prompt.
 //!
-//! A template comes from whoever made the file. It runs with a bounded amount of work and without access to files.
+//! A template comes from whoever made the file. It runs with a bounded number of steps and without access to files; the
+//! memory that its steps take is not bounded.
 
 use minijinja::{Environment, context};
 use serde::{Deserialize, Serialize};

@@ -17,7 +17,10 @@ pub struct Vocabulary {
     pub(crate) tokens: Vec<String>,
     pub(crate) merges: Vec<String>,
     pub(crate) pre_tokenizer: String,
-    pub(crate) special: Vec<u32>,
+    /// Tokens matched as a whole that steer the model: they print as nothing.
+    pub(crate) control: Vec<u32>,
+    /// Tokens matched as a whole that are text.
+    pub(crate) whole: Vec<u32>,
     pub(crate) end: Vec<u32>,
     pub(crate) bos: Option<u32>,
     pub(crate) chat_template: Option<String>,
@@ -36,7 +39,7 @@ impl Vocabulary {
 
     /// A digest of everything that decides which text becomes which tokens; equal for equal tokenizers.
     pub fn fingerprint(&self) -> [u8; 32] {
-        let Self { tokens, merges, pre_tokenizer, special, end: _, bos: _, chat_template: _ } = self;
+        let Self { tokens, merges, pre_tokenizer, control, whole, end: _, bos: _, chat_template: _ } = self;
         let mut hasher = Sha256::new();
         for part in [tokens, merges] {
             for text in part {
@@ -46,10 +49,11 @@ impl Vocabulary {
             }
             hasher.update((part.len() as u64).to_le_bytes());
         }
-        hasher.update(pre_tokenizer);
-        for id in special {
-            hasher.update(id.to_le_bytes());
+        for ids in [control, whole] {
+            hasher.update((ids.len() as u64).to_le_bytes());
+            ids.iter().for_each(|id| hasher.update(id.to_le_bytes()));
         }
+        hasher.update(pre_tokenizer);
         hasher.finalize().into()
     }
 }
@@ -88,10 +92,13 @@ impl Tokenizer {
         let mut bpe = Bpe::new(model.build().map_err(|e| error(e.to_string()))?);
         bpe.with_pre_tokenizer(Some(pre));
         let token = |id: &u32| usize::try_from(*id).ok().and_then(|id| v.tokens.get(id));
-        bpe.add_special_tokens(v.special.iter().filter_map(token).map(|t| AddedToken::from(t.as_str(), true)))
-            .map_err(|e| error(e.to_string()))?;
+        let added = |ids: &[u32], special: bool| -> Vec<AddedToken> {
+            ids.iter().filter_map(token).map(|t| AddedToken::from(t.as_str(), special)).collect()
+        };
+        bpe.add_special_tokens(added(&v.control, true)).map_err(|e| error(e.to_string()))?;
+        bpe.add_tokens(added(&v.whole, false)).map_err(|e| error(e.to_string()))?;
         let mut special = vec![false; v.tokens.len()];
-        for id in &v.special {
+        for id in &v.control {
             if let Some(flag) = usize::try_from(*id).ok().and_then(|id| special.get_mut(id)) {
                 *flag = true;
             }
@@ -106,6 +113,14 @@ impl Tokenizer {
                 false => token.chars().filter_map(|c| byte_of.get(&c).copied()).collect(),
             })
             .collect();
+        let mut bytes: Vec<Vec<u8>> = bytes;
+        for id in &v.whole {
+            // Written as they are, not in the byte alphabet.
+            let at = usize::try_from(*id).ok();
+            if let Some((bytes, token)) = at.and_then(|at| bytes.get_mut(at)).zip(token(id)) {
+                *bytes = token.clone().into_bytes();
+            }
+        }
         // A chat may also end with the marker that closes a turn, which some files do not name as their end.
         let mut end = v.end.clone();
         let turns = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>"];
@@ -138,9 +153,20 @@ impl Tokenizer {
         self.end.contains(&id)
     }
 
+    /// The tokens that end an answer.
+    pub fn ends(&self) -> &[u32] {
+        &self.end
+    }
+
     /// Whether it is a control token.
     pub fn is_special(&self, id: u32) -> bool {
         usize::try_from(id).ok().and_then(|id| self.special.get(id)).copied().unwrap_or(false)
+    }
+
+    /// The tokenizer in the JSON of the tokenizers library.
+    pub fn to_json(&self) -> Result<String, ModelError> {
+        let error = |e: tokenizers::Error| ModelError::Tokenizer { path: self.path.clone(), reason: e.to_string() };
+        self.bpe.to_string(false).map_err(error)
     }
 
     /// The token that opens a text, where there is one.
@@ -164,12 +190,19 @@ impl TextStream {
     /// The text that is complete once this token has come; often empty, never half a character.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> String {
         self.pending.extend_from_slice(tokenizer.token_bytes(id));
-        let complete = match std::str::from_utf8(&self.pending) {
-            Ok(_) => self.pending.len(),
-            // Up to three bytes may still become a character; anything else never will.
-            Err(e) if e.error_len().is_none() => e.valid_up_to(),
-            Err(_) => self.pending.len(),
-        };
+        let mut complete = 0;
+        while let Err(error) = std::str::from_utf8(&self.pending[complete..]) {
+            complete += error.valid_up_to();
+            match error.error_len() {
+                // Bytes that never will be a character; what follows them may.
+                Some(wrong) => complete += wrong,
+                // Up to three bytes that may still become one.
+                None => break,
+            }
+        }
+        if std::str::from_utf8(&self.pending[complete..]).is_ok() {
+            complete = self.pending.len();
+        }
         let rest = self.pending.split_off(complete);
         String::from_utf8_lossy(&std::mem::replace(&mut self.pending, rest)).into_owned()
     }

@@ -1,4 +1,5 @@
 //! The fast decoder against its differentiable twin, and against itself cut at layers and chunks.
+#![allow(clippy::unwrap_used, reason = "a test may stop where its ground is missing")]
 
 mod common;
 

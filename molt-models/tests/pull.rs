@@ -1,4 +1,5 @@
 //! Pulls against a loopback server, a made-up pip and folders at hand. No test leaves this machine.
+#![allow(clippy::unwrap_used, reason = "a test may stop where its ground is missing")]
 
 use std::collections::VecDeque;
 use std::fs::{self, File};

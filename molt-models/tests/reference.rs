@@ -1,5 +1,6 @@
 //! The decoder against an independent implementation: greedy tokens and logits of llama.cpp on the same files, stored by
 //! `fixtures/make.py`.
+#![allow(clippy::unwrap_used, reason = "a test may stop where its ground is missing")]
 
 mod common;
 

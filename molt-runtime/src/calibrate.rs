@@ -138,9 +138,11 @@ fn spec(source: &Model, destination: &Model, settings: &FitSettings) -> Result<B
         let (native, layers) = (settings.native_layers, to.layers);
         return Err(CalibrateError::Settings(format!("{native} native layers of {layers}: give 1 to {}", layers - 1)));
     }
-    if settings.source_layers % 2 == 0 || settings.source_layers > from.layers {
+    if settings.source_layers.is_multiple_of(2) || settings.source_layers > from.layers {
         let (window, layers) = (settings.source_layers, from.layers);
-        return Err(CalibrateError::Settings(format!("{window} source layers of {layers}: give an odd number below")));
+        return Err(CalibrateError::Settings(format!(
+            "{window} source layers of {layers}: give an odd number up to that"
+        )));
     }
     Ok(BridgeSpec {
         format: FORMAT.to_owned(),

@@ -1,5 +1,6 @@
 //! `molt demo`: one conversation under a pressure trace, told as events.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -47,24 +48,27 @@ pub enum DemoError {
         limit: Tokens,
     },
     /// The answer cannot go on under this trace.
-    #[error("nothing has run for {rounds} rounds: the trace's last budget holds no rung of this ladder")]
+    #[error("nothing has run for {waited_ms} ms of the trace's last budget: it holds no rung of this ladder")]
     Stuck {
-        /// Rounds without a step.
-        rounds: u32,
+        /// Time without a step, as the trace counts it.
+        waited_ms: u64,
     },
 }
 
-/// Rounds without any token after the trace's last step, before a run is called stuck.
-const PATIENCE_ROUNDS: u32 = 2_000;
+/// Time of the trace after its last step in which nothing runs, before a run is called stuck: many times what the
+/// scheduler waits before it brings a parked sequence back.
+const STUCK: Span = Span::from_millis(120_000);
+/// Pause after a round in which nothing ran, where time is the clock's.
+const IDLE: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// Runs one conversation under a trace; every event goes to `tell` as it happens. Returns the summary, which is also
-/// the last event.
+/// Runs one conversation under a trace; every round's events go to `tell`, which may break the run off. Returns the
+/// summary, which is also the last event, or `None` where it was broken off.
 pub fn run(
     ladder: &Arc<Ladder>,
     trace: &Trace,
     settings: &DemoSettings,
-    mut tell: impl FnMut(&Event),
-) -> Result<Summary, DemoError> {
+    mut tell: impl FnMut(&Event) -> ControlFlow<()>,
+) -> Result<Option<Summary>, DemoError> {
     let prompt = prompt_tokens(ladder, &settings.prompt)?;
     let context = Tokens::from(prompt.len()) + settings.answer;
     let limit = Tokens::from(ladder.trained_context());
@@ -89,7 +93,9 @@ pub fn run(
         quota: None,
     };
     let tenant = engine.register("chat", spec);
-    tell(&Event::Start(start(ladder, &engine, prompt.len())));
+    if tell(&Event::Start(start(ladder, &engine, prompt.len()))).is_break() {
+        return Ok(None);
+    }
     let request = AnswerRequest {
         pinned: Tokens::ZERO,
         answer: settings.answer,
@@ -99,7 +105,7 @@ pub fn run(
     };
     let sequence = engine.submit(tenant, request, Time::START)?;
     let mut tally = Tally::new();
-    let (mut events, mut now, mut idle) = (Vec::new(), Time::START, 0u32);
+    let (mut events, mut now, mut last_run) = (Vec::new(), Time::START, Time::START);
     let started = Instant::now();
     while engine.has(sequence) {
         let frame = Frame { ladder: &cost, overhead: engine.overhead(), context };
@@ -108,23 +114,33 @@ pub fn run(
         let before = tally.tokens;
         for (_, event) in events.drain(..) {
             tally.count(&event);
-            tell(&event);
+            if tell(&event).is_break() {
+                return Ok(None);
+            }
         }
-        let stepped = tally.tokens > before;
+        let ran = tally.tokens > before || engine.has_read();
         now = match trace.per_token() {
-            // Where nothing comes, time passes all the same.
-            Some(span) if stepped || tally.tokens > 0 => now + span,
-            Some(_) => now,
-            None => Time::from_micros(u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX)),
+            // Reading the prompt takes no time of the trace; where nothing runs, time passes all the same.
+            Some(_) if ran && tally.tokens == before => now,
+            Some(span) => now + span,
+            None => {
+                if !ran {
+                    std::thread::sleep(IDLE);
+                }
+                Time::from_micros(u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX))
+            }
         };
-        idle = if stepped || now < trace.last_step() { 0 } else { idle + 1 };
-        if idle > PATIENCE_ROUNDS {
-            return Err(DemoError::Stuck { rounds: idle });
+        if ran || now < trace.last_step() {
+            last_run = now;
+        }
+        if now.since(last_run) > STUCK {
+            return Err(DemoError::Stuck { waited_ms: now.since(last_run).micros() / 1_000 });
         }
     }
     let summary = tally.summary();
-    tell(&Event::Summary(summary.clone()));
-    Ok(summary)
+    // The last word; whether it is heard changes nothing.
+    let _last = tell(&Event::Summary(summary.clone()));
+    Ok(Some(summary))
 }
 
 /// The prompt as the models' own template writes it.

@@ -6,5 +6,6 @@ pub mod demo;
 pub mod engine;
 pub mod event;
 pub mod memory;
+pub mod paths;
 pub mod service;
 pub mod trace;

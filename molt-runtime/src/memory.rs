@@ -10,6 +10,11 @@ pub fn resident_set() -> Bytes {
     Bytes::new(pages.unwrap_or(0).saturating_mul(procfs::page_size()))
 }
 
+/// All memory of the machine; `None` where the system does not say.
+pub fn total() -> Option<Bytes> {
+    Meminfo::current().ok().map(|info| Bytes::new(info.mem_total))
+}
+
 /// What the system could give to programs now without swapping; `None` where it does not say.
 pub fn available() -> Option<Bytes> {
     Meminfo::current().ok()?.mem_available.map(Bytes::new)

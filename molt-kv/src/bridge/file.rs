@@ -35,7 +35,7 @@ pub enum BridgeError {
         /// What is wrong.
         reason: String,
     },
-    /// Its content is not what was written.
+    /// Its content is not what was written: a damaged file, or one changed without writing a new digest.
     #[error("the bridge {} has been altered: its content has digest {found}, it was written with {expected}", path.display())]
     Altered {
         /// The file.
@@ -96,11 +96,17 @@ impl Bridge {
         if spec.format != FORMAT {
             return Err(malformed(format!("its format is {}, this version reads {FORMAT}", spec.format)));
         }
-        let plausible = spec.native_layers < spec.destination_shape.layers
-            && spec.source_shape.layers > 0
-            && spec.native_layers > 0
+        // Each number is bounded before any two are multiplied.
+        let (s, d) = (spec.source_shape, spec.destination_shape);
+        let small =
+            [s.layers, s.kv_heads, s.head_dim, d.layers, d.kv_heads, d.head_dim, spec.native_layers, spec.window];
+        let plausible = small.iter().all(|n| (1..=1 << 12).contains(n))
+            && (1..=1 << 16).contains(&spec.destination_width)
+            && spec.native_layers < d.layers
             && spec.window % 2 == 1
-            && [spec.features(), spec.outputs(), spec.destination_width].iter().all(|n| *n > 0 && *n < 1 << 24);
+            && spec.window <= s.layers
+            && s.head_dim % 2 == 0
+            && d.head_dim % 2 == 0;
         if !plausible {
             return Err(malformed("its shapes contradict each other".into()));
         }

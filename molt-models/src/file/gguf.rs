@@ -17,6 +17,12 @@ use crate::tokenizer::Vocabulary;
 pub(super) fn read(region: Arc<FileRegion>) -> Result<ModelFile, ModelError> {
     let path = region.path().to_owned();
     let malformed = |reason: String| ModelError::Malformed { path: path.clone(), reason };
+    // The reader divides by it.
+    let no_alignment = b"general.alignment\x04\0\0\0\0\0\0\0";
+    let header_part = &region.bytes()[..region.bytes().len().min(1 << 20)];
+    if header_part.windows(no_alignment.len()).any(|w| w == no_alignment) {
+        return Err(malformed("its general.alignment is 0".into()));
+    }
     let content =
         Content::read(&mut Cursor::new(region.bytes())).map_err(|e| malformed(format!("its GGUF header: {e}")))?;
     let header = Header { content: &content, error: &malformed };
@@ -45,21 +51,37 @@ pub(super) fn read(region: Arc<FileRegion>) -> Result<ModelFile, ModelError> {
         tensors.insert(name.clone(), TensorEntry { format, rows, columns, range });
     }
     let number = |key: &str| header.number(&format!("{family}.{key}"));
+    let optional = |key: &str, default: usize| match content.metadata.contains_key(&format!("{family}.{key}")) {
+        true => number(key),
+        false => Ok(default),
+    };
     let (width, heads) = (number("embedding_length")?, number("attention.head_count")?.max(1));
+    let vocab = tensors.get("token_embd.weight").map(|t| t.rows).ok_or_else(|| ModelError::Tensor {
+        path: path.clone(),
+        tensor: "token_embd.weight".to_owned(),
+        reason: "is missing".to_owned(),
+    })?;
     let config = ModelConfig {
         layers: number("block_count")?,
         width,
         heads,
-        kv_heads: number("attention.head_count_kv").unwrap_or(heads),
-        head_dim: number("attention.key_length").unwrap_or(width / heads),
+        kv_heads: optional("attention.head_count_kv", heads)?,
+        head_dim: optional("attention.key_length", width / heads)?,
         ffn_width: number("feed_forward_length")?,
-        vocab: tensors.get("token_embd.weight").map_or(0, |t| t.rows),
+        vocab,
         trained_context: number("context_length")?,
-        rope_base: header.float(&format!("{family}.rope.freq_base")).unwrap_or(10_000.0),
+        rope_base: match content.metadata.contains_key(&format!("{family}.rope.freq_base")) {
+            true => header.float(&format!("{family}.rope.freq_base"))?,
+            false => 10_000.0,
+        },
         rope_pairing,
         rms_eps: header.float(&format!("{family}.attention.layer_norm_rms_epsilon"))?,
     };
-    if content.metadata.contains_key(&format!("{family}.rope.scaling.factor")) {
+    let scales = ["rope.scaling.factor", "rope.scale_linear"];
+    if scales.iter().any(|key| content.metadata.contains_key(&format!("{family}.{key}")))
+        || tensors.contains_key("rope_freqs.weight")
+        || optional("rope.dimension_count", config.head_dim)? != config.head_dim
+    {
         return Err(malformed("it scales its rotary frequencies, which the decoder does not do".into()));
     }
     let vocabulary = vocabulary(&header)?;
@@ -94,18 +116,18 @@ fn vocabulary(header: &Header<'_>) -> Result<Vocabulary, ModelError> {
         list(key)?.iter().map(text).collect()
     };
     // 3 is a control token, 4 one that users defined: both are matched as a whole before merging.
-    let special = list("tokenizer.ggml.token_type")?
-        .iter()
-        .zip(0u32..)
-        .filter(|(kind, _)| matches!(kind.to_i32(), Ok(3 | 4)))
-        .map(|(_, id)| id)
-        .collect();
+    let types = list("tokenizer.ggml.token_type")?;
+    let of_type = |wanted: i32| {
+        let ids = types.iter().zip(0u32..).filter(move |(kind, _)| kind.to_i32().is_ok_and(|kind| kind == wanted));
+        ids.map(|(_, id)| id).collect::<Vec<u32>>()
+    };
     let id = |key: &str| header.number(key).ok().and_then(|n| u32::try_from(n).ok());
     Ok(Vocabulary {
         tokens: strings("tokenizer.ggml.tokens")?,
         merges: strings("tokenizer.ggml.merges")?,
         pre_tokenizer: header.text("tokenizer.ggml.pre").unwrap_or("gpt-2").to_owned(),
-        special,
+        control: of_type(3),
+        whole: of_type(4),
         end: id("tokenizer.ggml.eos_token_id").into_iter().collect(),
         bos: id("tokenizer.ggml.bos_token_id"),
         chat_template: header.text("tokenizer.chat_template").ok().map(str::to_owned),

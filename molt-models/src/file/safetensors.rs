@@ -46,6 +46,8 @@ struct TokenizerJson {
     model: Bpe,
     #[serde(default)]
     added_tokens: Vec<Added>,
+    #[serde(default)]
+    pre_tokenizer: serde_json::Value,
 }
 
 #[derive(Deserialize)]
@@ -65,6 +67,8 @@ enum Merge {
 struct Added {
     id: u32,
     content: String,
+    #[serde(default)]
+    special: bool,
 }
 
 #[derive(Deserialize, Default)]
@@ -129,9 +133,8 @@ pub(super) fn read(region: Arc<FileRegion>) -> Result<ModelFile, ModelError> {
 
 fn vocabulary(folder: &Path, config: &Config) -> Result<Vocabulary, ModelError> {
     let path = folder.join("tokenizer.json");
-    let TokenizerJson { model, added_tokens } = json(&path)?;
+    let TokenizerJson { model, added_tokens, pre_tokenizer } = json(&path)?;
     let mut tokens = vec![String::new(); config.vocab_size.min(1 << 24)];
-    let mut special = Vec::new();
     let added = added_tokens.iter().map(|t| (&t.content, t.id));
     for (token, id) in model.vocab.iter().map(|(t, id)| (t, *id)).chain(added) {
         let slot = usize::try_from(id).ok().and_then(|id| tokens.get_mut(id));
@@ -141,7 +144,9 @@ fn vocabulary(folder: &Path, config: &Config) -> Result<Vocabulary, ModelError> 
         };
         slot.clone_from(token);
     }
-    special.extend(added_tokens.iter().map(|t| t.id));
+    let (control, whole): (Vec<&Added>, Vec<&Added>) = added_tokens.iter().partition(|t| t.special);
+    let ids = |tokens: Vec<&Added>| tokens.iter().map(|t| t.id).collect::<Vec<u32>>();
+    let (control, whole) = (ids(control), ids(whole));
     let merges = model
         .merges
         .into_iter()
@@ -157,9 +162,17 @@ fn vocabulary(folder: &Path, config: &Config) -> Result<Vocabulary, ModelError> 
     };
     let template = folder.join("tokenizer_config.json");
     let chat_template = if template.exists() { json::<TokenizerConfig>(&template)?.chat_template } else { None };
-    // Of the families read here only Qwen2 cuts text its own way.
-    let pre_tokenizer = if config.model_type == "qwen2" { "qwen2" } else { "llama-bpe" }.to_owned();
-    Ok(Vocabulary { tokens, merges, pre_tokenizer, special, end, bos: config.bos_token_id, chat_template })
+    // The file spells its rule out; Molt knows the rules by what only they contain.
+    let rule = pre_tokenizer.to_string();
+    let known =
+        [(r"\\p{N}{1,3}", "llama-bpe"), (r"|\\p{N}|", "qwen2"), ("\"Digits\"", "smollm"), ("\"ByteLevel\"", "gpt-2")];
+    let Some((_, name)) = known.iter().find(|(mark, _)| rule.contains(mark)) else {
+        let reason = "its pre-tokenizer is none that Molt knows".to_owned();
+        return Err(ModelError::Tokenizer { path, reason });
+    };
+    let pre_tokenizer = (*name).to_owned();
+    let bos = config.bos_token_id;
+    Ok(Vocabulary { tokens, merges, pre_tokenizer, control, whole, end, bos, chat_template })
 }
 
 fn json<T: DeserializeOwned>(path: &Path) -> Result<T, ModelError> {

@@ -57,7 +57,10 @@ impl Format {
 
     /// Bytes of a row of `columns` weights; `None` where they are no whole number of blocks.
     pub fn row_bytes(self, columns: usize) -> Option<usize> {
-        (columns % self.block_len() == 0).then(|| columns / self.block_len() * self.block_bytes())
+        match columns.is_multiple_of(self.block_len()) {
+            true => (columns / self.block_len()).checked_mul(self.block_bytes()),
+            false => None,
+        }
     }
 
     /// Whether rows are runs of blocks rather than plain floats.

@@ -38,11 +38,7 @@ enum Isa {
 
 static ISA: LazyLock<Isa> = LazyLock::new(|| {
     #[cfg(target_arch = "x86_64")]
-    if ["avx2", "fma", "f16c"].into_iter().all(|feature| match feature {
-        "avx2" => is_x86_feature_detected!("avx2"),
-        "fma" => is_x86_feature_detected!("fma"),
-        _ => is_x86_feature_detected!("f16c"),
-    }) {
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
         return Isa::Avx2;
     }
     Isa::Portable
@@ -71,7 +67,7 @@ impl<'a> Weights<'a> {
     /// Borrows the bytes of a matrix; `None` where they are not exactly that many rows of whole blocks.
     pub fn new(format: Format, rows: usize, columns: usize, bytes: &'a [u8]) -> Option<Self> {
         let row_bytes = format.row_bytes(columns)?;
-        let runs = !format.is_quantized() || columns % RUN == 0;
+        let runs = !format.is_quantized() || columns.is_multiple_of(RUN);
         (columns > 0 && runs && row_bytes.checked_mul(rows)? == bytes.len()).then_some(Self {
             format,
             rows,

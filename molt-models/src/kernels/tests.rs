@@ -109,18 +109,46 @@ proptest! {
 
 #[test]
 fn plain_floats_at_any_address() {
-    let floats = values(4 * 40, 5);
-    let mut bytes = vec![0u8];
-    bytes.extend(floats.iter().flat_map(|f| f.to_le_bytes()));
-    let weights = Weights::new(Format::F32, 4, 40, &bytes[1..]).unwrap();
-    for m in [1, 3, 9] {
-        let input = values(m * 40, 2);
-        let mut out = vec![0.0; m * 4];
-        weights.multiply(&input, &mut out);
-        for (at, got) in out.iter().enumerate() {
-            let (x, w) = (&input[at / 4 * 40..][..40], &floats[at % 4 * 40..][..40]);
-            let expected: f32 = x.iter().zip(w).map(|(a, b)| a * b).sum();
-            assert!((got - expected).abs() < 1e-3, "{m}: {got} {expected}");
+    // Multiples of 1/8 below 4: exact at every float format.
+    let floats: Vec<f32> = (0..4 * 40).map(|i| ((i * 37 % 64) as f32 - 32.0) / 8.0).collect();
+    for format in [Format::F32, Format::F16, Format::Bf16] {
+        for offset in [0, 1] {
+            let mut bytes = vec![0u8; offset];
+            for f in &floats {
+                match format {
+                    Format::F32 => bytes.extend(f.to_le_bytes()),
+                    Format::F16 => bytes.extend(f16::from_f32(*f).to_le_bytes()),
+                    _ => bytes.extend(half::bf16::from_f32(*f).to_le_bytes()),
+                }
+            }
+            let weights = Weights::new(format, 4, 40, &bytes[offset..]).unwrap();
+            for m in [1, 3, 9] {
+                let input = values(m * 40, 2);
+                let mut out = vec![0.0; m * 4];
+                weights.multiply(&input, &mut out);
+                for (at, got) in out.iter().enumerate() {
+                    let (x, w) = (&input[at / 4 * 40..][..40], &floats[at % 4 * 40..][..40]);
+                    let expected: f32 = x.iter().zip(w).map(|(a, b)| a * b).sum();
+                    assert!((got - expected).abs() < 1e-3, "{format:?}, {m} rows: {got} {expected}");
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn float_helpers_at_any_length(a in prop::collection::vec(-2.0f32..2.0, 0..100), scale in -2.0f32..2.0) {
+        let b: Vec<f32> = a.iter().rev().copied().collect();
+        let halves: Vec<f16> = a.iter().map(|v| f16::from_f32(*v)).collect();
+        let plain: f32 = a.iter().zip(&b).map(|(x, y)| x * y).sum();
+        let of_halves: f32 = halves.iter().zip(&b).map(|(x, y)| x.to_f32() * y).sum();
+        prop_assert!((dot(&a, &b) - plain).abs() < 1e-3 && (dot_f16(&halves, &b) - of_halves).abs() < 1e-3);
+        let (mut vector, mut portable) = (b.clone(), b.clone());
+        add_scaled(&mut vector, &a, scale);
+        portable::add_scaled(&mut portable, &a, scale);
+        for (x, y) in vector.iter().zip(&portable) {
+            prop_assert!((x - y).abs() < 1e-5);
         }
     }
 }

@@ -2,18 +2,20 @@
 
 use std::io::ErrorKind;
 use std::num::NonZeroU16;
+use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
 use molt_models::Ladder;
 use molt_runtime::budget::OperatorBudget;
 use molt_runtime::engine::{Engine, EngineSettings};
-use molt_runtime::memory;
 use molt_runtime::service::{EngineClient, Service, router};
+use molt_runtime::{memory, paths};
 use molt_scheduler::units::{Bytes, RungIdx, Tokens};
 use molt_scheduler::{Class, Config, TenantSpec};
 use tokio::net::UnixListener;
@@ -29,9 +31,9 @@ struct Args {
     /// A built-in ladder, or the path of a ladder file.
     #[arg(long, default_value = "pocket")]
     ladder: String,
-    /// Folder of the model files (see `molt pull`).
-    #[arg(long, env = "MOLT_MODELS", default_value = "/var/lib/molt/models")]
-    models: PathBuf,
+    /// Folder of the model files [default: where `molt pull` puts them].
+    #[arg(long)]
+    models: Option<PathBuf>,
     /// Bytes that may be used at first, in MiB [default: half of what the system has available].
     #[arg(long)]
     budget_mib: Option<u64>,
@@ -51,7 +53,9 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<()> {
-    let ladder = Arc::new(Ladder::open(&args.ladder, &args.models)?);
+    let models = args.models.clone().or_else(paths::models_folder);
+    let models = models.context("no folder for models: give --models, or set MOLT_MODELS or HOME")?;
+    let ladder = Arc::new(Ladder::open(&args.ladder, &models)?);
     let trained = ladder.trained_context() as u64;
     let context = Tokens::new(args.context.unwrap_or(trained.min(4_096)));
     if context.get() > trained {
@@ -61,7 +65,8 @@ fn run(args: &Args) -> Result<()> {
         Some(mib) => Bytes::mib(mib),
         None => Bytes::new(memory::available().context("the system does not say what memory it has")?.get() / 2),
     };
-    let mut engine = Engine::new(ladder.clone(), Config::default(), EngineSettings::default())?;
+    let config = Config { budget_limit: memory::total().unwrap_or(Bytes::MAX), ..Config::default() };
+    let mut engine = Engine::new(ladder.clone(), config, EngineSettings::default())?;
     let floor = engine.cost().bottom();
     let tenant = engine.register(
         "default",
@@ -78,37 +83,52 @@ fn run(args: &Args) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let listener = bind(&args.socket)?;
-        let (client, thread) = EngineClient::start(engine, tenant, operator.clone())?;
+        let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let (client, ended) = EngineClient::start(engine, tenant, operator.clone())?;
         let service = Service { ladder: ladder.clone(), engine: client.clone(), budget: operator, context };
         eprintln!("moltd: serving {} on {}, budget {budget}", ladder.name(), args.socket.display());
-        let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        let stopping = client.clone();
-        let served = axum::serve(listener, router(Arc::new(service)))
-            .with_graceful_shutdown(async move {
-                tokio::select! { _ = terminate.recv() => {} _ = interrupt.recv() => {} }
-                // Streams end with the engine; whoever waits for a whole answer is told so.
-                stopping.stop();
-            })
-            .await;
+        let (stop, stopped) = tokio::sync::watch::channel(false);
+        let mut asked = stopped.clone();
+        let mut served = tokio::spawn(
+            axum::serve(listener, router(Arc::new(service)))
+                .with_graceful_shutdown(async move {
+                    // Whether it was asked or the asker is gone: stop.
+                    let _asked = asked.wait_for(|stop| *stop).await;
+                })
+                .into_future(),
+        );
+        let outcome = tokio::select! {
+            _ = terminate.recv() => Ok(()),
+            _ = interrupt.recv() => Ok(()),
+            ended = ended => ended.context("the engine stopped by itself; this is a bug in Molt"),
+            served = &mut served => served?.context("the service failed"),
+        };
+        // Streams end with the engine, and whoever waits for a whole answer is told so. A client that stalls does not
+        // hold the daemon up for longer than this.
         client.stop();
-        let joined = thread.join();
-        let removed = std::fs::remove_file(&args.socket);
-        served.context("the service failed")?;
-        removed.with_context(|| format!("cannot remove {}", args.socket.display()))?;
-        if joined.is_err() {
-            bail!("the engine stopped by itself; this is a bug in Molt");
+        stop.send_replace(true);
+        if !served.is_finished() && tokio::time::timeout(GRACE, &mut served).await.is_err() {
+            eprintln!("moltd: some clients did not finish within {} s", GRACE.as_secs());
+            served.abort();
         }
-        Ok(())
+        std::fs::remove_file(&args.socket).with_context(|| format!("cannot remove {}", args.socket.display()))?;
+        outcome
     })
 }
+
+/// How long clients may take to finish once the daemon stops.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// Binds the socket. A stale one is replaced; one that somebody listens on is an error.
 fn bind(path: &Path) -> Result<UnixListener> {
     match UnixListener::bind(path) {
         Ok(listener) => Ok(listener),
         Err(error) if error.kind() == ErrorKind::AddrInUse => {
-            if UnixStream::connect(path).is_ok() {
-                bail!("somebody serves on {} already", path.display());
+            let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
+            match UnixStream::connect(path) {
+                Ok(_) => bail!("somebody serves on {} already", path.display()),
+                Err(refused) if is_socket && refused.kind() == ErrorKind::ConnectionRefused => {}
+                Err(other) => bail!("{} is in the way and is no stale socket: {other}", path.display()),
             }
             std::fs::remove_file(path)
                 .with_context(|| format!("cannot replace the stale socket {}", path.display()))?;

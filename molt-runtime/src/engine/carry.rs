@@ -22,19 +22,18 @@ impl Engine {
             self.sequences.insert(id, sequence);
             return;
         };
-        let started = Instant::now();
         let mut failures = Vec::new();
         if let Some(old) = sequence.cache.take() {
             let limit = old.limit();
             match self.routes(old, &mut sequence.keepsakes, (from, to), loaded, &mut failures) {
-                Ok((cache, report)) => {
+                Ok((cache, report, carry_ms)) => {
                     let switch = Switch {
                         tenant: sequence.tenant.clone(),
                         from,
                         to,
                         route: report.route,
                         switch_ms: ms_since(signal),
-                        carry_ms: ms_since(started),
+                        carry_ms,
                         tokens: report.tokens(),
                         exact_tokens: report.exact,
                         mapped_tokens: report.mapped,
@@ -59,7 +58,8 @@ impl Engine {
         }
     }
 
-    /// The routes in order of cost: identity, keepsake, bridge, reading again.
+    /// The routes in order of cost: identity, keepsake, bridge, reading again. Returns the new cache, what was done,
+    /// and the milliseconds of the carry alone.
     fn routes(
         &self,
         old: KvCache,
@@ -67,35 +67,41 @@ impl Engine {
         (from, to): (RungIdx, RungIdx),
         loaded: &Loaded,
         failures: &mut Vec<String>,
-    ) -> Result<(KvCache, CarryReport), CarryError> {
+    ) -> Result<(KvCache, CarryReport, f64), CarryError> {
+        let started = Instant::now();
         let model = &loaded.model;
         let same_weights = self.ladder.rung(from).is_some_and(|rung| rung.source() == model.source());
         if same_weights && old.shape() == model.cache_shape() {
             let report = CarryReport::identity(&old, model);
-            return Ok((old, report));
+            return Ok((old, report, ms_since(started)));
         }
         if let Some(at) = keepsakes.iter().position(|k| k.source() == model.source()) {
             let mut keepsake = keepsakes.remove(at);
             if keepsake.is_prefix_of(old.slots()) {
                 match carry::restore(&mut keepsake, old.slots(), old.limit(), model, &self.ledger, &self.stop) {
-                    Ok(done) => return Ok(done),
+                    Ok((cache, report)) => return Ok((cache, report, ms_since(started))),
                     Err(error) => failures.push(format!("keepsake: {}", chain(&error))),
                 }
             }
         }
-        let going_down = to > from;
-        if let (true, Some(folder), Some(rung)) = (going_down, &self.settings.keepsakes, self.ladder.rung(from)) {
+        let rung = self.ladder.rung(from);
+        let bridge = rung.and_then(|rung| loaded.bridges.get(rung.source())).zip(self.ropes.get(from.get()));
+        let carried = bridge.and_then(|(bridge, rope)| {
+            let done = carry::carry(bridge, (&old, rope), model, self.settings.carry, &self.ledger, &self.stop);
+            done.map_err(|error| failures.push(format!("bridge: {}", chain(&error)))).ok()
+        });
+        let (cache, report) = match carried {
+            Some(done) => done,
+            None => carry::reread(old.slots(), old.limit(), model, &self.ledger, &self.stop)?,
+        };
+        let carry_ms = ms_since(started);
+        // Only now, so that the reader waits for the carry alone; and only on the way down.
+        if let (true, Some(folder), Some(rung)) = (to > from, &self.settings.keepsakes, rung) {
             match Keepsake::save(&old, rung.source(), folder) {
                 Ok(keepsake) => keepsakes.push(keepsake),
                 Err(error) => failures.push(format!("no keepsake was kept: {}", chain(&error))),
             }
         }
-        if let (Some(bridge), Some(rope)) = (loaded.bridges.get(&from), self.ropes.get(from.get())) {
-            match carry::carry(bridge, (&old, rope), model, self.settings.carry, &self.ledger, &self.stop) {
-                Ok(done) => return Ok(done),
-                Err(error) => failures.push(format!("bridge: {}", chain(&error))),
-            }
-        }
-        carry::reread(old.slots(), old.limit(), model, &self.ledger, &self.stop)
+        Ok((cache, report, carry_ms))
     }
 }

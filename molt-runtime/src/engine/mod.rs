@@ -39,7 +39,10 @@ pub struct EngineSettings {
 
 impl Default for EngineSettings {
     fn default() -> Self {
-        Self { carry: CarrySettings::default(), keepsakes: Some(std::env::temp_dir()) }
+        // On most systems /tmp is memory again; /var/tmp is on disk (Filesystem Hierarchy Standard).
+        let disk = PathBuf::from("/var/tmp");
+        let folder = if disk.is_dir() { disk } else { std::env::temp_dir() };
+        Self { carry: CarrySettings::default(), keepsakes: Some(folder) }
     }
 }
 
@@ -58,8 +61,8 @@ pub enum EngineError {
 #[derive(Debug)]
 struct Loaded {
     model: Model,
-    /// Bridges that lead here, by the rung they lead from.
-    bridges: BTreeMap<RungIdx, Bridge>,
+    /// Bridges that lead here, by the source hash of the model they lead from.
+    bridges: BTreeMap<String, Bridge>,
 }
 
 /// Models, caches and the scheduler that decides about them.
@@ -77,6 +80,8 @@ pub struct Engine {
     sequences: BTreeMap<SequenceId, Sequence>,
     tenants: BTreeMap<TenantId, String>,
     budget: Option<Bytes>,
+    /// Tokens read in the last round.
+    read_tokens: usize,
     stop: StopFlag,
     events: Vec<Told>,
 }
@@ -88,16 +93,27 @@ pub type Told = (Option<SequenceId>, Event);
 pub fn ladder_cost(ladder: &Ladder) -> Result<LadderCost, EngineError> {
     let mut rungs = Vec::new();
     for (rung, cost) in ladder.cost().rungs() {
-        let mut bridges = Bytes::ZERO;
         // Opened only to be measured: a rung's bridges are mapped and charged while the rung is loaded.
-        for (from, _) in ladder.cost().rungs() {
-            let ledger = Ledger::new();
-            let _bridge = ladder.bridge(from, rung, &ledger)?;
-            bridges += ledger.total();
-        }
-        rungs.push(RungCost { scratch: cost.scratch + bridges, ..cost });
+        let ledger = Ledger::new();
+        let _bridges = bridges_to(ladder, rung, &ledger)?;
+        rungs.push(RungCost { scratch: cost.scratch + ledger.total(), ..cost });
     }
     Ok(LadderCost::new(rungs)?)
+}
+
+/// The bridges that lead to a rung, by the source hash of the model they lead from.
+fn bridges_to(ladder: &Ladder, to: RungIdx, ledger: &Ledger) -> Result<BTreeMap<String, Bridge>, ModelError> {
+    let mut bridges = BTreeMap::new();
+    for (from, _) in ladder.cost().rungs() {
+        let Some(source) = ladder.rung(from).map(|r| r.source().to_owned()) else { continue };
+        if bridges.contains_key(&source) {
+            continue;
+        }
+        if let Some(bridge) = ladder.bridge(from, to, ledger)? {
+            bridges.insert(source, bridge);
+        }
+    }
+    Ok(bridges)
 }
 
 impl Engine {
@@ -119,6 +135,7 @@ impl Engine {
             sequences: BTreeMap::new(),
             tenants: BTreeMap::new(),
             budget: None,
+            read_tokens: 0,
             stop: StopFlag::new(),
             events: Vec::new(),
         })
@@ -162,9 +179,9 @@ impl Engine {
         self.sequences.remove(&sequence);
     }
 
-    /// Whether some running sequence still reads its prompt, so that a round without a token is no idle one.
-    pub fn reads_prompts(&self) -> bool {
-        self.plan.steps().iter().any(|s| s.prefill && self.sequences.contains_key(&s.sequence))
+    /// Whether the last round read anything, so that one without a token of an answer was no idle one.
+    pub fn has_read(&self) -> bool {
+        self.read_tokens > 0
     }
 
     /// Whether a sequence is still to be served.
@@ -194,6 +211,7 @@ impl Engine {
         }
         let usage_bytes = self.usage();
         self.tell(None, Event::Sample { usage_bytes, budget_bytes: budget, rss_bytes: resident_set() });
+        self.read_tokens = 0;
         for step in plan.steps() {
             self.step(*step);
         }
@@ -234,6 +252,8 @@ impl Engine {
                 }
             }
             Action::Admit { sequence, rung } => self.admit(sequence, rung),
+            // Where the load failed the scheduler has parked it again.
+            Action::Unpark { rung, .. } if !self.loaded.contains_key(&rung) => {}
             Action::Unpark { sequence, rung } => {
                 let tenant = self.tenant_of(sequence);
                 self.tell(Some(sequence), Event::Unpark { tenant, rung });
@@ -244,20 +264,12 @@ impl Engine {
     fn load(&self, rung: RungIdx) -> Result<Loaded, ModelError> {
         let Some(entry) = self.ladder.rung(rung) else { unreachable!("the scheduler plans only rungs of the ladder") };
         let model = entry.load(&self.ledger, &self.stop)?;
-        let mut bridges = BTreeMap::new();
-        for (from, _) in self.ladder.cost().rungs() {
-            if let Some(bridge) = self.ladder.bridge(from, rung, &self.ledger)? {
-                bridges.insert(from, bridge);
-            }
-        }
-        Ok(Loaded { model, bridges })
+        Ok(Loaded { model, bridges: bridges_to(&self.ladder, rung, &self.ledger)? })
     }
 
     fn admit(&mut self, id: SequenceId, rung: RungIdx) {
-        let Some((sequence, loaded)) = self.sequences.get_mut(&id).zip(self.loaded.get(&rung)) else { return };
-        match KvCache::new(loaded.model.cache_shape(), sequence.limit(), &self.ledger) {
-            Ok(cache) => (sequence.cache, sequence.rung) = (Some(cache), rung),
-            Err(error) => self.trouble(format!("no cache for a new sequence: {error}")),
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.rung = rung;
         }
     }
 
@@ -269,7 +281,18 @@ impl Engine {
             return;
         }
         let tokens = sequence.next_tokens(step.tokens).to_vec();
-        let Some(cache) = sequence.cache.as_mut().filter(|_| !tokens.is_empty()) else { return };
+        if tokens.is_empty() {
+            return;
+        }
+        if sequence.cache.is_none() {
+            match KvCache::new(loaded.model.cache_shape(), sequence.limit(), &self.ledger) {
+                Ok(cache) => sequence.cache = Some(cache),
+                // Address space, not memory, has run out; the next round tries again.
+                Err(error) => return self.trouble(format!("no cache for a sequence yet: {error}")),
+            }
+        }
+        let Some(cache) = sequence.cache.as_mut() else { return };
+        self.read_tokens += tokens.len();
         let before = cache.len();
         match loaded.model.read(&tokens, cache, &self.stop) {
             Ok(hidden) => {

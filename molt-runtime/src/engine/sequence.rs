@@ -20,7 +20,7 @@ pub struct AnswerRequest {
     pub answer: Tokens,
     /// How tokens are chosen.
     pub sampling: SamplingSettings,
-    /// Go on where the model would end (for measuring and for demonstrations).
+    /// Never choose a token that ends the answer (for measuring and for demonstrations).
     pub ignore_end: bool,
 }
 
@@ -82,9 +82,17 @@ impl Sequence {
 
     /// Chooses the next token; returns the text that it completes.
     pub(super) fn sample(&mut self, logits: &mut [f32], tokenizer: &Tokenizer) -> String {
+        if self.ignore_end {
+            // Taken out beforehand: a model that goes on after its own end writes nonsense.
+            for end in tokenizer.ends().iter().filter_map(|id| usize::try_from(*id).ok()) {
+                if let Some(logit) = logits.get_mut(end) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        }
         let answered = &self.tokens[self.prompt..];
         let token = self.sampler.sample(logits, answered);
-        if tokenizer.is_end(token) && !self.ignore_end {
+        if tokenizer.is_end(token) {
             self.finished = Some(FinishReason::Stop);
             return self.text.finish();
         }

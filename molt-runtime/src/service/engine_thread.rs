@@ -1,6 +1,7 @@
 //! The engine on a thread of its own: commands in, events out to whoever asked. No async near the compute.
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
@@ -38,18 +39,22 @@ pub struct EngineClient {
 pub struct EngineGone;
 
 impl EngineClient {
-    /// Starts the thread.
+    /// Starts the thread. The receiver hears when it has stopped, or fails when it stopped by itself.
     pub fn start(
         engine: Engine,
         tenant: TenantId,
         budget: impl BudgetSource + 'static,
-    ) -> std::io::Result<(Self, std::thread::JoinHandle<()>)> {
+    ) -> std::io::Result<(Self, oneshot::Receiver<()>)> {
         let (commands, taken) = bounded(COMMANDS);
+        let (alive, ended) = oneshot::channel();
         let thread = std::thread::Builder::new().name("molt-engine".to_owned()).spawn(move || {
             let run = Run { engine, tenant, budget, readers: BTreeMap::new(), started: Instant::now() };
             run.until_stopped(&taken);
+            // Said only by an orderly end; a panic drops it unsaid. Where nobody listens the program is ending.
+            let _unheard = alive.send(());
         })?;
-        Ok((Self { commands }, thread))
+        drop(thread);
+        Ok((Self { commands }, ended))
     }
 
     /// Asks for an answer; its events come from the receiver. Dropping the receiver ends the answer.
@@ -74,6 +79,17 @@ impl EngineClient {
     }
 }
 
+/// What concerns everybody goes to the log, one JSON object a line; samples would drown it.
+fn log(event: &Event) {
+    if matches!(event, Event::Sample { .. }) {
+        return;
+    }
+    if let Ok(line) = serde_json::to_string(event) {
+        // A closed log is no reason to stop.
+        let _closed = writeln!(std::io::stderr(), "{line}");
+    }
+}
+
 struct Run<B> {
     engine: Engine,
     tenant: TenantId,
@@ -92,19 +108,25 @@ impl<B: BudgetSource> Run<B> {
                 Ok(command) => self.take(command),
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            while let Ok(command) = commands.try_recv() {
+            for command in commands.try_iter().take(COMMANDS) {
                 match command {
                     Command::Stop => return,
                     command => self.take(command),
                 }
             }
+            // A reader that left while its sequence waits or is parked would not be noticed by a failing send.
+            let gone = self.readers.extract_if(.., |_, reader| reader.is_closed()).map(|(id, _)| id);
+            gone.collect::<Vec<_>>().into_iter().for_each(|id| self.engine.cancel(id));
             let now = self.now();
             let budget = self.budget.budget(now);
             self.engine.round(now, budget, &mut told);
             let mut stepped = false;
             for (sequence, event) in told.drain(..) {
                 stepped |= matches!(event, Event::Token { .. });
-                let Some(sequence) = sequence else { continue };
+                let Some(sequence) = sequence else {
+                    log(&event);
+                    continue;
+                };
                 // A reader that has gone, or that reads slower than its answer is written for minutes, ends it.
                 if self.readers.get(&sequence).is_some_and(|reader| reader.try_send(event).is_err()) {
                     self.readers.remove(&sequence);
@@ -112,7 +134,7 @@ impl<B: BudgetSource> Run<B> {
                 }
             }
             self.readers.retain(|sequence, _| self.engine.has(*sequence));
-            pause = match (self.readers.is_empty(), stepped || self.engine.reads_prompts()) {
+            pause = match (self.readers.is_empty(), stepped || self.engine.has_read()) {
                 (true, _) => IDLE,
                 (false, true) => Duration::ZERO,
                 (false, false) => PARKED,

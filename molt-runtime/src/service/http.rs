@@ -6,13 +6,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::body::Bytes as Body;
+use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::sse::{Event as Sse, KeepAlive};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post, put};
 use futures_util::stream;
-use molt_models::Ladder;
+use molt_models::sampling::SamplingSettings;
+use molt_models::{Ladder, Message, ModelError};
 use molt_scheduler::Refusal;
 use molt_scheduler::units::{Bytes, Tokens};
 use serde_json::{Value, json};
@@ -28,6 +30,8 @@ use crate::service::wire::ChatRequest;
 const BODY_LIMIT: usize = 4 << 20;
 /// A comment goes out when nothing else did for so long, so that a client knows a waiting stream from a dead one.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// What a client is told whose answer has no proper end.
+const CUT_OFF: &str = "the answer was cut off: the service stops, or the stream was read too slowly";
 /// Most tokens of an answer where the client sets no limit.
 const ANSWER: u64 = 512;
 
@@ -51,6 +55,9 @@ pub fn router(service: Arc<Service>) -> Router {
         .route("/v1/models", get(models))
         .route("/v1/chat/completions", post(chat))
         .route("/v1/budget", put(set_budget).get(get_budget))
+        .method_not_allowed_fallback(|| async {
+            problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "the route does not take this method")
+        })
         .fallback(|| async { problem(StatusCode::NOT_FOUND, "not_found", "there is no such route") })
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
         .with_state(service)
@@ -95,18 +102,21 @@ async fn set_budget(State(service): State<Arc<Service>>, body: Body) -> Response
     }
 }
 
-async fn chat(State(service): State<Arc<Service>>, body: Body) -> Response {
+async fn chat(State(service): State<Arc<Service>>, body: Result<Body, BytesRejection>) -> Response {
+    let body = match body {
+        Ok(body) => body,
+        Err(rejection) => return problem(rejection.status(), "body", &rejection.body_text()),
+    };
     let request = match ChatRequest::parse(&body) {
         Ok(request) => request,
         Err(bad) => return problem(StatusCode::BAD_REQUEST, &bad.field, &bad.to_string()),
     };
-    let prompt = match service.ladder.template() {
-        Some(template) => template.render(&request.messages),
-        None => Ok(request.messages.iter().map(|m| m.content.as_str()).collect::<Vec<_>>().join("\n\n")),
-    };
-    let prompt = match prompt.and_then(|text| service.ladder.tokenizer().encode(&text)) {
-        Ok(tokens) => tokens,
-        Err(error) => return problem(StatusCode::BAD_REQUEST, "messages", &error.to_string()),
+    // A long text takes a while; the streams of others must not wait for it.
+    let (ladder, messages) = (service.ladder.clone(), request.messages);
+    let (prompt, pinned) = match tokio::task::spawn_blocking(move || prompt(&ladder, &messages)).await {
+        Ok(Ok(prompt)) => prompt,
+        Ok(Err(error)) => return problem(StatusCode::BAD_REQUEST, "messages", &error.to_string()),
+        Err(error) => return problem(StatusCode::INTERNAL_SERVER_ERROR, "messages", &error.to_string()),
     };
     let (length, context) = (prompt.len() as u64, service.context.get());
     if length >= context {
@@ -116,9 +126,9 @@ async fn chat(State(service): State<Arc<Service>>, body: Body) -> Response {
     let answer = request.max_tokens.unwrap_or(ANSWER.min(context - length));
     let wanted = AnswerRequest {
         prompt,
-        pinned: Tokens::ZERO,
+        pinned,
         answer: Tokens::new(answer),
-        sampling: request.sampling,
+        sampling: SamplingSettings { seed: request.seed.unwrap_or_else(rand::random), ..request.sampling },
         ignore_end: false,
     };
     let events = match service.engine.submit(wanted).await {
@@ -139,11 +149,29 @@ async fn chat(State(service): State<Arc<Service>>, body: Body) -> Response {
     }
 }
 
+/// The tokens of a conversation, and how many of them are its system prompt, which shedding never touches.
+fn prompt(ladder: &Ladder, messages: &[Message]) -> Result<(Vec<u32>, Tokens), ModelError> {
+    let encode = |messages: &[Message]| {
+        let text = match ladder.template() {
+            Some(template) => template.render(messages)?,
+            None => messages.iter().map(|m| m.content.as_str()).collect::<Vec<_>>().join("\n\n"),
+        };
+        ladder.tokenizer().encode(&text)
+    };
+    let tokens = encode(messages)?;
+    let system: Vec<Message> = messages.iter().take_while(|m| m.role == "system").cloned().collect();
+    let pinned = match system.is_empty() {
+        true => 0,
+        false => encode(&system)?.iter().zip(&tokens).take_while(|(a, b)| a == b).count(),
+    };
+    Ok((tokens, Tokens::from(pinned)))
+}
+
 fn refused(refusal: &Refusal) -> Response {
     let (status, code) = match refusal {
         Refusal::OverContext { .. } => (StatusCode::BAD_REQUEST, "context_length_exceeded"),
         Refusal::EmptyPrompt => (StatusCode::BAD_REQUEST, "messages"),
-        Refusal::OverQuota { .. } => (StatusCode::TOO_MANY_REQUESTS, "over_quota"),
+        Refusal::OverQuota { .. } => (StatusCode::BAD_REQUEST, "over_quota"),
         Refusal::NeverFits { .. } => (StatusCode::BAD_REQUEST, "never_fits"),
         Refusal::QueueFull { .. } => (StatusCode::TOO_MANY_REQUESTS, "queue_full"),
         Refusal::UnknownTenant { .. } => (StatusCode::UNAUTHORIZED, "unknown_tenant"),
@@ -199,29 +227,33 @@ fn chunk(frame: &Frame, event: &Event) -> Option<Value> {
 fn streamed(events: mpsc::Receiver<Event>, frame: Frame, include_usage: bool) -> Response {
     /// What is still to be sent.
     enum Left {
-        Events(mpsc::Receiver<Event>, u64),
-        Usage(u64),
+        Events(mpsc::Receiver<Event>),
+        Usage(Tokens),
         Done,
         Nothing,
     }
-    let chunks = stream::unfold((frame, Left::Events(events, 0)), move |(frame, mut left)| async move {
+    let chunks = stream::unfold((frame, Left::Events(events)), move |(frame, mut left)| async move {
         loop {
             match left {
-                Left::Events(mut events, mut tokens) => {
+                Left::Events(mut events) => {
                     let Some(event) = events.recv().await else {
-                        left = if include_usage { Left::Usage(tokens) } else { Left::Done };
-                        continue;
+                        // Cut off before its end: the service stops, or the client read too slowly.
+                        let data = json!({"error": {"code": "stopped", "message": CUT_OFF, "type": "server_error"}});
+                        return Some((Ok(Sse::default().data(data.to_string())), (frame, Left::Nothing)));
                     };
-                    tokens += u64::from(matches!(event, Event::Token { .. }));
                     let data = chunk(&frame, &event);
-                    left = Left::Events(events, tokens);
+                    left = match event {
+                        Event::Finished { tokens, .. } if include_usage => Left::Usage(tokens),
+                        Event::Finished { .. } => Left::Done,
+                        _ => Left::Events(events),
+                    };
                     if let Some(data) = data {
                         return Some((Ok::<_, Infallible>(Sse::default().data(data.to_string())), (frame, left)));
                     }
                 }
                 Left::Usage(tokens) => {
                     let mut data = frame.chunk(json!([]), json!({}));
-                    data["usage"] = frame.usage(tokens);
+                    data["usage"] = frame.usage(tokens.get());
                     return Some((Ok(Sse::default().data(data.to_string())), (frame, Left::Done)));
                 }
                 Left::Done => return Some((Ok(Sse::default().data("[DONE]")), (frame, Left::Nothing))),
@@ -233,34 +265,32 @@ fn streamed(events: mpsc::Receiver<Event>, frame: Frame, include_usage: bool) ->
 }
 
 async fn whole(mut events: mpsc::Receiver<Event>, frame: &Frame) -> Response {
-    let (mut text, mut tokens, mut rungs, mut switches) = (String::new(), 0u64, Vec::new(), Vec::new());
-    let mut reason = None;
+    let (mut text, mut rungs, mut switches) = (String::new(), Vec::new(), Vec::new());
+    let mut end = None;
     while let Some(event) = events.recv().await {
         match event {
             Event::Token { text: more, rung, .. } => {
                 text += &more;
-                tokens += 1;
                 if rungs.last() != Some(&rung) {
                     rungs.push(rung);
                 }
             }
             Event::Switch(switch) => switches.push(switch),
-            Event::Finished { reason: why, .. } => reason = Some(finish(why)),
+            Event::Finished { reason, tokens, .. } => {
+                end = Some((finish(reason), tokens));
+                break;
+            }
             _ => {}
         }
     }
-    let Some(reason) = reason else {
-        return problem(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "stopping",
-            "the service stopped before the answer was complete",
-        );
+    let Some((reason, tokens)) = end else {
+        return problem(StatusCode::SERVICE_UNAVAILABLE, "stopped", CUT_OFF);
     };
     let message = json!({"role": "assistant", "content": text});
     Json(json!({
         "id": frame.id, "object": "chat.completion", "created": frame.created, "model": frame.model,
         "choices": [{"index": 0, "message": message, "finish_reason": reason}],
-        "usage": frame.usage(tokens), "molt": {"rungs": rungs, "switches": switches},
+        "usage": frame.usage(tokens.get()), "molt": {"rungs": rungs, "switches": switches},
     }))
     .into_response()
 }

@@ -12,8 +12,10 @@ pub struct ChatRequest {
     pub messages: Vec<Message>,
     /// Most tokens of the answer, where the client limits them.
     pub max_tokens: Option<u64>,
-    /// How tokens are chosen.
+    /// How tokens are chosen, but for the seed.
     pub sampling: SamplingSettings,
+    /// The seed, where the client gives one.
+    pub seed: Option<u64>,
     /// Whether tokens are sent as they come.
     pub stream: bool,
     /// Whether a stream ends with a chunk of usage.
@@ -45,9 +47,13 @@ struct Part {
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct WireMessage {
     role: String,
     content: Content,
+    /// Clients send it; no template of ours reads it.
+    #[serde(default, rename = "name")]
+    _name: Option<String>,
 }
 
 #[derive(Deserialize, Default)]
@@ -70,7 +76,8 @@ impl ChatRequest {
         let mut request = Self {
             messages: messages.into_iter().map(message).collect::<Result<_, _>>()?,
             max_tokens: take(&mut fields, "max_completion_tokens")?.or(take(&mut fields, "max_tokens")?),
-            sampling: SamplingSettings { temperature: 0.7, seed: 1, ..SamplingSettings::default() },
+            sampling: SamplingSettings { temperature: 0.7, ..SamplingSettings::default() },
+            seed: take(&mut fields, "seed")?,
             stream: take(&mut fields, "stream")?.unwrap_or(false),
             include_usage: take::<StreamOptions>(&mut fields, "stream_options")?.unwrap_or_default().include_usage,
         };
@@ -78,7 +85,6 @@ impl ChatRequest {
         s.temperature = in_range("temperature", take(&mut fields, "temperature")?.unwrap_or(s.temperature), 0.0, 2.0)?;
         s.top_p = in_range("top_p", take(&mut fields, "top_p")?.unwrap_or(s.top_p), 0.0, 1.0)?;
         s.top_k = take(&mut fields, "top_k")?.unwrap_or(s.top_k);
-        s.seed = take(&mut fields, "seed")?.unwrap_or(s.seed);
         if request.max_tokens == Some(0) {
             return Err(bad("max_tokens", "is 0".to_owned()));
         }

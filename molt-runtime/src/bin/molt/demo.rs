@@ -1,6 +1,7 @@
 //! `molt demo` on a terminal, or as one JSON object a line.
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -86,8 +87,11 @@ pub(crate) fn run(args: &Args, models: &Path) -> Result<()> {
     // the channel is full.
     let worker = std::thread::Builder::new().name("molt-engine".to_owned()).spawn(move || {
         run_demo(&ladder, &trace, &settings, |event| {
-            // The printer may have gone (a closed pipe); the answer is then nobody's.
-            let _unheard = tell.send(event.clone());
+            // Where the printer has gone (a closed pipe), the answer is nobody's any more.
+            match tell.send(event.clone()) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(_) => ControlFlow::Break(()),
+            }
         })
     })?;
     let printed = match args.json {
@@ -96,7 +100,11 @@ pub(crate) fn run(args: &Args, models: &Path) -> Result<()> {
     };
     drop(told);
     let summary = worker.join().map_err(|_| anyhow::anyhow!("the engine stopped; this is a bug in Molt"))?;
-    printed.context("cannot print")?;
+    match printed {
+        // A reader that has seen enough is no error.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
+        printed => printed.context("cannot print")?,
+    }
     summary?;
     Ok(())
 }

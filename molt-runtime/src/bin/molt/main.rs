@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
 use molt_models::LadderFile;
 use molt_models::pull::{self, PullOptions};
+use molt_runtime::paths;
 
 /// Language models that change between two tokens when memory is wanted back, and take the conversation along.
 #[derive(Parser)]
@@ -49,6 +50,8 @@ struct PullArgs {
     quiet: bool,
 }
 
+const NO_FOLDER: &str = "no folder for models: give --models, or set MOLT_MODELS or HOME";
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     match run(cli) {
@@ -61,7 +64,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<()> {
-    let models = models_folder(cli.models)?;
+    let models = cli.models.or_else(paths::models_folder).context(NO_FOLDER)?;
     match cli.command {
         Command::Demo(args) => demo::run(&args, &models),
         Command::Fit(args) => fit::run(&args, &models),
@@ -98,13 +101,4 @@ fn pull_ladder(ladder: &LadderFile, models: &std::path::Path, options: &PullOpti
         eprintln!("{}: {:?}, {} bytes", pulled.path.display(), pulled.origin, pulled.bytes);
     }
     Ok(())
-}
-
-fn models_folder(given: Option<PathBuf>) -> Result<PathBuf> {
-    let from = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    given
-        .or_else(|| from("MOLT_MODELS"))
-        .or_else(|| from("XDG_DATA_HOME").map(|home| home.join("molt/models")))
-        .or_else(|| from("HOME").map(|home| home.join(".local/share/molt/models")))
-        .context("no folder for models: give --models, or set MOLT_MODELS or HOME")
 }
