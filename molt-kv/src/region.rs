@@ -164,24 +164,32 @@ impl FileRegion {
     /// Gives the pages that lie wholly in `range` back to the system: out of the resident set, and out of the page
     /// cache (which stays charged to our cgroup otherwise). They are read from the file again when they are touched.
     pub fn release(&self, range: std::ops::Range<usize>) {
-        let Some(bytes) = self.bytes().get(range.clone()) else { return };
+        let Some(pages) = self.forget(range) else { return };
+        if let Content::Mapped { file, .. } = &self.content {
+            let offset = |at: usize| libc::off_t::try_from(at).unwrap_or(0);
+            let (from, length) = (offset(pages.start), offset(pages.len()));
+            // SAFETY: plain system call on a descriptor that we own; advice cannot make memory invalid.
+            unsafe { libc::posix_fadvise(file.as_raw_fd(), from, length, libc::POSIX_FADV_DONTNEED) };
+        }
+    }
+
+    /// Takes the pages that lie wholly in `range` out of the resident set and leaves them in the page cache. Returns
+    /// the bytes that these pages are.
+    pub fn forget(&self, range: std::ops::Range<usize>) -> Option<std::ops::Range<usize>> {
+        let bytes = self.bytes().get(range)?;
         let page = page_size();
         let start = bytes.as_ptr().addr().next_multiple_of(page);
         let end = bytes.as_ptr_range().end.addr() / page * page;
         if start >= end {
-            return;
+            return None;
         }
         let inner = &bytes[start - bytes.as_ptr().addr()..][..end - start];
         // SAFETY: these whole pages hold nothing but bytes of a private mapping that is backed by a file and never
         // written (a mapped model file, or constants of the program without relocations), so a dropped page comes back
         // with the same content; references into it stay valid.
         unsafe { libc::madvise(inner.as_ptr().cast_mut().cast(), inner.len(), libc::MADV_DONTNEED) };
-        if let Content::Mapped { file, .. } = &self.content {
-            let offset = |at: usize| libc::off_t::try_from(at).unwrap_or(0);
-            let (from, length) = (offset(start - self.bytes().as_ptr().addr()), offset(inner.len()));
-            // SAFETY: plain system call on a descriptor that we own; advice cannot make memory invalid.
-            unsafe { libc::posix_fadvise(file.as_raw_fd(), from, length, libc::POSIX_FADV_DONTNEED) };
-        }
+        let from = start - self.bytes().as_ptr().addr();
+        Some(from..from + inner.len())
     }
 }
 

@@ -45,12 +45,12 @@ struct Args {
     /// Where the GGUF files go.
     #[arg(long)]
     out: PathBuf,
-    /// Optimiser steps for tier0; tier2 takes as many.
-    #[arg(long, default_value_t = 5_000)]
-    steps: usize,
-    /// Tokens in one optimiser step.
-    #[arg(long, default_value_t = 2_048)]
-    batch_tokens: usize,
+    /// Optimiser steps [default: 2400 for tier0, 1200 for tier2].
+    #[arg(long)]
+    steps: Option<usize>,
+    /// Tokens in one optimiser step [default: 2048 for tier0, 1024 for tier2].
+    #[arg(long)]
+    batch_tokens: Option<usize>,
     /// Worker threads, each with a share of the batch.
     #[arg(long, default_value_t = 2)]
     threads: usize,
@@ -174,7 +174,14 @@ fn loss(decoder: &AutogradDecoder, windows: &[&[u32]]) -> Result<Tensor> {
     Ok(cross_entropy(&logits, &targets)?)
 }
 
-fn train(config: &ModelConfig, stream: &[u32], args: &Args, seed: u64) -> Result<AutogradDecoder> {
+/// Steps and tokens a step.
+fn effort(tier: usize, args: &Args) -> (usize, usize) {
+    let (steps, tokens) = if tier == 0 { (2_400, 2_048) } else { (1_200, 1_024) };
+    (args.steps.unwrap_or(steps), args.batch_tokens.unwrap_or(tokens))
+}
+
+fn train(config: &ModelConfig, stream: &[u32], args: &Args, tier: usize) -> Result<AutogradDecoder> {
+    let (seed, (steps, batch_tokens)) = (args.seed + tier as u64, effort(tier, args));
     let mut names: Vec<_> = init(config, seed)?.into_iter().collect();
     names.sort_by(|a, b| a.0.cmp(&b.0));
     let (matrices, vectors): (Vec<_>, Vec<_>) = names.iter().cloned().partition(|(_, v)| v.dims().len() == 2);
@@ -188,13 +195,13 @@ fn train(config: &ModelConfig, stream: &[u32], args: &Args, seed: u64) -> Result
     ];
     let vars: Vec<Var> = names.into_iter().map(|(_, v)| v).collect();
     let mut rng = StdRng::seed_from_u64(seed ^ 0x5eed);
-    let bar = ProgressBar::new(args.steps as u64)
+    let bar = ProgressBar::new(steps as u64)
         .with_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed}<{eta} {msg}")?);
     let (mut smooth, started) = (None::<f32>, std::time::Instant::now());
-    for step in 0..args.steps {
+    for step in 0..steps {
         // Short windows first (they are cheaper), the full context for the last third.
-        let tokens = if step * 3 < args.steps * 2 { config.trained_context / 2 } else { config.trained_context };
-        let count = (args.batch_tokens / tokens).max(args.threads);
+        let tokens = if step * 3 < steps * 2 { config.trained_context / 2 } else { config.trained_context };
+        let count = (batch_tokens / tokens).max(args.threads);
         let windows: Vec<&[u32]> = (0..count)
             .map(|_| {
                 let at = rng.random_range(0..stream.len() - tokens - 1);
@@ -241,7 +248,7 @@ fn train(config: &ModelConfig, stream: &[u32], args: &Args, seed: u64) -> Result
                 grads.insert(var, clipped);
             }
         }
-        let done = step as f64 / args.steps as f64;
+        let done = step as f64 / steps as f64;
         let rate = peak
             * ((step + 1) as f64 / 150.0).min(1.0)
             * (0.02 + 0.98 * 0.5 * (1.0 + (std::f64::consts::PI * done).cos()));
@@ -405,7 +412,7 @@ fn main() -> Result<()> {
     for tier in [0, 2].into_iter().filter(|t| args.only.is_none_or(|only| only == *t)) {
         let config = shape(tier, tokenizer.get_vocab_size(true));
         let started = std::time::Instant::now();
-        let decoder = train(&config, &stream, &args, args.seed + tier as u64)?;
+        let decoder = train(&config, &stream, &args, tier)?;
         let mut weights: Vec<_> = decoder.weights().map(|(n, t)| (n.clone(), t.clone())).collect();
         weights.sort_by(|a, b| a.0.cmp(&b.0));
         let path = args.out.join(format!("pocket-tier{tier}.gguf"));

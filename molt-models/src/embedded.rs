@@ -10,6 +10,10 @@ const LADDERS: &[(&str, &str)] = &[
 
 /// Models and bridges by file name.
 const FILES: &[(&str, &[u8])] = &[
+    (
+        "qwen2.5-coder-1.5b-to-0.5b.bridge.safetensors",
+        include_bytes!("../ladders/qwen2.5-coder-1.5b-to-0.5b.bridge.safetensors"),
+    ),
     ("pocket-tier0.gguf", include_bytes!("../ladders/pocket/pocket-tier0.gguf")),
     ("pocket-tier2.gguf", include_bytes!("../ladders/pocket/pocket-tier2.gguf")),
     (

@@ -254,7 +254,10 @@ impl Ladder {
                     FileRegion::open(&path)?
                 }
             };
-            files.insert(&entry.name, (Arc::new(ModelFile::read(region)?), entry));
+            let file = ModelFile::read(region)?;
+            // The header has been read and is kept in another form.
+            file.region().forget(0..file.region().bytes().len());
+            files.insert(&entry.name, (Arc::new(file), entry));
         }
         let unlisted = |file: &str| ModelError::UnlistedFile {
             ladder: claim.name.clone(),

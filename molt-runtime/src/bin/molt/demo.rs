@@ -37,7 +37,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 0.7)]
     temperature: f32,
     /// Seed of the choice of tokens.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 4)]
     seed: u64,
     /// Keep no keepsakes: going up again reads the conversation again.
     #[arg(long)]
@@ -51,7 +51,8 @@ pub(crate) struct Args {
 const POCKET_PROMPT: &str = "To the Senate and House of Representatives:\n\nThe condition of the country at the close \
     of the year is one of general peace and of increasing prosperity. The harvests have been large, the trade of our \
     ports has grown, and the revenues of the Government have exceeded the estimates. It is the duty of Congress to \
-    consider with care the use that is to be made of this surplus, and the state of the Army and of the Navy.";
+    consider with care the use that is to be made of this surplus, and the state of the Army and of the Navy.\n\nDuring \
+    the past year the people of the United States";
 const CHAT_PROMPT: &str = "Explain in simple words what an operating system does when memory runs low.";
 
 pub(crate) fn run(args: &Args, models: &Path) -> Result<()> {
