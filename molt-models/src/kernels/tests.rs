@@ -108,6 +108,16 @@ proptest! {
 }
 
 #[test]
+fn every_finite_half_is_widened_exactly() {
+    for bits in 0..=u16::MAX {
+        let half = f16::from_bits(bits);
+        if half.is_finite() {
+            assert_eq!(format::half_at(&bits.to_le_bytes(), 0).to_bits(), half.to_f32().to_bits(), "{bits:#x}");
+        }
+    }
+}
+
+#[test]
 fn plain_floats_at_any_address() {
     // Multiples of 1/8 below 4: exact at every float format.
     let floats: Vec<f32> = (0..4 * 40).map(|i| ((i * 37 % 64) as f32 - 32.0) / 8.0).collect();
