@@ -12,6 +12,10 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
+/// The books leave out clean pages of the program's own file, of which the kernel maps more or fewer as they happen to
+/// be cached, and the growth of its heap.
+const OWN_PAGES: f64 = 16e6;
+
 /// What must hold of every run, on any ladder.
 fn check(events: &[Value], rungs: &[u64], slack_bytes: f64) {
     assert_eq!(events.first().unwrap()["event"], "start");
@@ -62,8 +66,7 @@ fn check(events: &[Value], rungs: &[u64], slack_bytes: f64) {
 #[test]
 fn the_embedded_ladder_uses_three_rungs() {
     let events = events(&["demo", "--json"]);
-    // A few MiB: the heap of the process itself grows a little while it works.
-    check(&events, &[0, 1, 2], 6e6);
+    check(&events, &[0, 1, 2], OWN_PAGES);
     let routes: Vec<_> = of(&events, "switch").map(|s| s["route"].as_str().unwrap().to_owned()).collect();
     assert_eq!(&routes[..2], ["identity", "bridge"], "same weights first, another model then");
     assert!(routes.contains(&"keepsake".to_owned()), "{routes:?}");
@@ -79,7 +82,7 @@ fn the_embedded_ladder_uses_three_rungs() {
 #[test]
 fn without_keepsakes_the_way_up_is_still_whole() {
     let events = events(&["demo", "--json", "--no-keepsakes"]);
-    check(&events, &[0, 1, 2], 6e6);
+    check(&events, &[0, 1, 2], OWN_PAGES);
 }
 
 #[test]
@@ -92,7 +95,7 @@ fn without_bridges_the_conversation_is_read_again() {
     let path = folder.path().join("bare.toml");
     std::fs::write(&path, without).unwrap();
     let events = events(&["demo", "--json", "--no-keepsakes", "--ladder", path.to_str().unwrap()]);
-    check(&events, &[0, 1, 2], 6e6);
+    check(&events, &[0, 1, 2], OWN_PAGES);
     let crossing = of(&events, "switch").filter(|s| s["route"] != "identity").collect::<Vec<_>>();
     assert!(!crossing.is_empty() && crossing.iter().all(|s| s["route"] == "reread"), "{crossing:?}");
 }

@@ -86,32 +86,50 @@ fn sum8(v: __m256) -> f32 {
     _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
 }
 
+/// A format as a type: the inner loop is compiled for each, without branches on it and without a frame that goes through
+/// memory.
+trait Kind {
+    const FORMAT: Format;
+}
+
+macro_rules! kinds {
+    ($($name:ident),*) => {
+        $(
+            struct $name;
+            impl Kind for $name {
+                const FORMAT: Format = Format::$name;
+            }
+        )*
+    };
+}
+
+kinds!(Q4_0, Q4_1, Q5_0, Q8_0, Q4K, Q6K);
+
 /// Dot products of one row of quantised weights with up to four rows of inputs.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn dot_quantized(format: Format, row: &[u8], inputs: &[ActivationRow<'_>], out: &mut [f32]) {
-    // The format is a constant in each arm, so that the inner loop has no branches on it.
     match format {
-        Format::Q4_0 => dot_runs(|run| frame(Format::Q4_0, row, run), inputs, out),
-        Format::Q4_1 => dot_runs(|run| frame(Format::Q4_1, row, run), inputs, out),
-        Format::Q5_0 => dot_runs(|run| frame(Format::Q5_0, row, run), inputs, out),
-        Format::Q8_0 => dot_runs(|run| frame(Format::Q8_0, row, run), inputs, out),
-        Format::Q4K => dot_runs(|run| frame(Format::Q4K, row, run), inputs, out),
-        Format::Q6K => dot_runs(|run| frame(Format::Q6K, row, run), inputs, out),
+        Format::Q4_0 => dot_runs::<Q4_0>(row, inputs, out),
+        Format::Q4_1 => dot_runs::<Q4_1>(row, inputs, out),
+        Format::Q5_0 => dot_runs::<Q5_0>(row, inputs, out),
+        Format::Q8_0 => dot_runs::<Q8_0>(row, inputs, out),
+        Format::Q4K => dot_runs::<Q4K>(row, inputs, out),
+        Format::Q6K => dot_runs::<Q6K>(row, inputs, out),
         Format::F32 | Format::F16 | Format::Bf16 => unreachable!("plain floats have no runs"),
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn dot_runs<'a>(frame: impl Fn(usize) -> Frame<'a>, inputs: &[ActivationRow<'_>], out: &mut [f32]) {
+fn dot_runs<K: Kind>(row: &[u8], inputs: &[ActivationRow<'_>], out: &mut [f32]) {
     match (inputs, out) {
-        ([a], [o]) => [*o] = dot_runs_of(frame, [*a]),
-        ([a, b], [o, p]) => [*o, *p] = dot_runs_of(frame, [*a, *b]),
-        ([a, b, c], [o, p, q]) => [*o, *p, *q] = dot_runs_of(frame, [*a, *b, *c]),
-        ([a, b, c, d], [o, p, q, r]) => [*o, *p, *q, *r] = dot_runs_of(frame, [*a, *b, *c, *d]),
+        ([a], [o]) => [*o] = dot_runs_of::<K, 1>(row, [*a]),
+        ([a, b], [o, p]) => [*o, *p] = dot_runs_of::<K, 2>(row, [*a, *b]),
+        ([a, b, c], [o, p, q]) => [*o, *p, *q] = dot_runs_of::<K, 3>(row, [*a, *b, *c]),
+        ([a, b, c, d], [o, p, q, r]) => [*o, *p, *q, *r] = dot_runs_of::<K, 4>(row, [*a, *b, *c, *d]),
         (inputs, out) => {
             for (input, out) in inputs.iter().zip(out) {
-                [*out] = dot_runs_of(&frame, [*input]);
+                [*out] = dot_runs_of::<K, 1>(row, [*input]);
             }
         }
     }
@@ -119,12 +137,12 @@ fn dot_runs<'a>(frame: impl Fn(usize) -> Frame<'a>, inputs: &[ActivationRow<'_>]
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn dot_runs_of<'a, const N: usize>(frame: impl Fn(usize) -> Frame<'a>, inputs: [ActivationRow<'_>; N]) -> [f32; N] {
+fn dot_runs_of<K: Kind, const N: usize>(row: &[u8], inputs: [ActivationRow<'_>; N]) -> [f32; N] {
     let ones = _mm256_set1_epi16(1);
     let mut sums = [_mm256_setzero_ps(); N];
     let mut offsets = [0.0f32; N];
     for run in 0..inputs[0].scales.len() {
-        let frame = frame(run);
+        let frame = frame(K::FORMAT, row, run);
         let q = unpack(&frame);
         let magnitude = _mm256_abs_epi8(q);
         let scale = _mm256_set_m128(_mm_set1_ps(frame.scale[1]), _mm_set1_ps(frame.scale[0]));
@@ -149,22 +167,22 @@ fn dot_runs_of<'a, const N: usize>(frame: impl Fn(usize) -> Frame<'a>, inputs: [
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn dequantize_runs(format: Format, row: &[u8], out: &mut [f32]) {
     match format {
-        Format::Q4_0 => write_runs(|run| frame(Format::Q4_0, row, run), out),
-        Format::Q4_1 => write_runs(|run| frame(Format::Q4_1, row, run), out),
-        Format::Q5_0 => write_runs(|run| frame(Format::Q5_0, row, run), out),
-        Format::Q8_0 => write_runs(|run| frame(Format::Q8_0, row, run), out),
-        Format::Q4K => write_runs(|run| frame(Format::Q4K, row, run), out),
-        Format::Q6K => write_runs(|run| frame(Format::Q6K, row, run), out),
+        Format::Q4_0 => write_runs::<Q4_0>(row, out),
+        Format::Q4_1 => write_runs::<Q4_1>(row, out),
+        Format::Q5_0 => write_runs::<Q5_0>(row, out),
+        Format::Q8_0 => write_runs::<Q8_0>(row, out),
+        Format::Q4K => write_runs::<Q4K>(row, out),
+        Format::Q6K => write_runs::<Q6K>(row, out),
         Format::F32 | Format::F16 | Format::Bf16 => unreachable!("plain floats have no runs"),
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn write_runs<'a>(frame: impl Fn(usize) -> Frame<'a>, out: &mut [f32]) {
+fn write_runs<K: Kind>(row: &[u8], out: &mut [f32]) {
     let (runs, _) = out.as_chunks_mut::<RUN>();
     for (run, values) in runs.iter_mut().enumerate() {
-        let frame = frame(run);
+        let frame = frame(K::FORMAT, row, run);
         let q = unpack(&frame);
         let halves = [_mm256_castsi256_si128(q), _mm256_extracti128_si256::<1>(q)];
         for ((half, scale), values) in halves.into_iter().zip(frame.scale).zip(values.as_chunks_mut::<16>().0) {
