@@ -217,6 +217,16 @@ impl Drop for FilePart {
     }
 }
 
+/// Has the heap give back what it keeps of freed blocks: the buffers of a carry or of a long read are large, and the
+/// allocator holds on to them for each thread. Only glibc can be asked.
+pub fn trim_heap() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: a call without arguments in memory; it only returns pages of free blocks.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Bytes of a page.
 pub fn page_size() -> usize {
     // SAFETY: plain system call without arguments in memory.

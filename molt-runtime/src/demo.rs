@@ -11,7 +11,7 @@ use molt_scheduler::{Class, Config, Refusal, TenantSpec};
 
 use crate::engine::{AnswerRequest, Engine, EngineError, EngineSettings};
 use crate::event::{Event, RungInfo, Start, Summary};
-use crate::memory::resident_set;
+use crate::memory::{resident_files, resident_set};
 use crate::trace::{Frame, Trace};
 
 /// What a demonstration runs.
@@ -166,6 +166,7 @@ fn start(ladder: &Ladder, engine: &Engine, prompt: usize) -> Start {
             .collect(),
         prompt_tokens: Tokens::from(prompt),
         overhead_bytes: engine.overhead(),
+        overhead_file_bytes: resident_files(),
         isa: kernels::isa_name(),
     }
 }
@@ -223,7 +224,7 @@ impl Tally {
                 self.switches += 1;
                 self.switch_ms_max = self.switch_ms_max.max(switch.switch_ms);
             }
-            Event::Sample { usage_bytes, budget_bytes, rss_bytes } => {
+            Event::Sample { usage_bytes, budget_bytes, rss_bytes, .. } => {
                 self.overshoot_bytes_max = self.overshoot_bytes_max.max(difference(*usage_bytes, *budget_bytes));
                 self.rss_bytes_max = self.rss_bytes_max.max(rss_bytes.get());
                 self.rss_minus_usage_bytes_max =

@@ -76,6 +76,8 @@ pub enum Event {
         budget_bytes: Bytes,
         /// What the system says.
         rss_bytes: Bytes,
+        /// Of that, pages of files.
+        rss_file_bytes: Bytes,
     },
     /// An answer is complete.
     Finished {
@@ -111,6 +113,8 @@ pub struct Start {
     pub prompt_tokens: Tokens,
     /// What the process takes before any model.
     pub overhead_bytes: Bytes,
+    /// Of that, pages of files.
+    pub overhead_file_bytes: Bytes,
     /// The kernels' instruction set.
     pub isa: &'static str,
 }

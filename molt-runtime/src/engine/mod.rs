@@ -14,6 +14,7 @@ use molt_kv::cache::KvCache;
 use molt_kv::carry::CarrySettings;
 use molt_kv::decoder::{Decoder as _, StopFlag};
 use molt_kv::ledger::Ledger;
+use molt_kv::region::trim_heap;
 use molt_kv::rope::Rope;
 use molt_models::{Ladder, Model, ModelError};
 use molt_scheduler::units::{Bytes, RungIdx, Time, Tokens};
@@ -26,7 +27,7 @@ pub use sequence::AnswerRequest;
 use sequence::Sequence;
 
 use crate::event::Event;
-use crate::memory::resident_set;
+use crate::memory::{resident_files, resident_set};
 
 /// Settings of the engine.
 #[derive(Debug, Clone)]
@@ -210,7 +211,11 @@ impl Engine {
             self.execute(*action, now, signal, pressure);
         }
         let usage_bytes = self.usage();
-        self.tell(None, Event::Sample { usage_bytes, budget_bytes: budget, rss_bytes: resident_set() });
+        if !plan.actions().is_empty() {
+            trim_heap();
+        }
+        let (rss_bytes, rss_file_bytes) = (resident_set(), resident_files());
+        self.tell(None, Event::Sample { usage_bytes, budget_bytes: budget, rss_bytes, rss_file_bytes });
         self.read_tokens = 0;
         for step in plan.steps() {
             self.step(*step);
