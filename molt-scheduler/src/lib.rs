@@ -99,6 +99,7 @@ mod plan;
 mod queue;
 mod round;
 mod scheduler;
+pub mod simulator;
 mod slab;
 mod state;
 mod steps;

@@ -233,6 +233,12 @@ impl Scheduler {
         })
     }
 
+    /// The rung of a sequence's cache and whether it runs: its state without its place in a queue, which takes a walk.
+    pub(crate) fn standing(&self, sequence: SequenceId) -> Option<(Option<RungIdx>, bool)> {
+        let found = self.sequences.get(sequence.parts())?;
+        Some((found.rung(), matches!(found.phase, Phase::Running { .. })))
+    }
+
     /// What should be in use now, by the scheduler's own books.
     pub fn expected_usage(&self) -> Bytes {
         self.config.overhead + self.books().level(&self.ladder, self.resident)

@@ -243,4 +243,17 @@ impl Span {
     pub const fn micros(self) -> u64 {
         self.0
     }
+
+    /// That many times as long.
+    pub const fn times(self, count: u64) -> Self {
+        Self(self.0.saturating_mul(count))
+    }
+}
+
+/// Saturates at the longest span there is.
+impl Add for Span {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
 }

@@ -6,9 +6,10 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use common::{Live, World, rung, tenant};
+use common::{World, rung, tenant};
+use molt_scheduler::simulator::Live;
 use molt_scheduler::units::{Bytes, RungIdx, Span, Tokens};
-use molt_scheduler::{Action, Class, Config, LadderCost, Observation, Plan, Policy, RungCost, Scheduler, SequenceId};
+use molt_scheduler::{Action, Class, Config, LadderCost, Plan, Policy, RungCost, Scheduler, SequenceId};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
@@ -149,7 +150,7 @@ fn run(
         .collect();
     let mut round = 0u64;
     let mut accepted = 0;
-    let mut cancelled = 0;
+    let mut cancelled = 0usize;
     loop {
         let end = u64::try_from(timeline.len()).unwrap().max(61);
         let budget = timeline.get(usize::try_from(round).unwrap()).copied().unwrap_or(ample(scene));
@@ -160,19 +161,15 @@ fn run(
             cancels.extend(ask.cancel_after.map(|after| (round + after, id)));
         }
         for (_, id) in cancels.iter().filter(|(at, _)| *at == round) {
-            if world.live.remove(id).is_some() {
-                world.scheduler.cancel(*id);
-                world.progress.retain(|progress| progress.sequence != *id);
-                cancelled += 1;
-            }
+            cancelled += usize::from(world.cancel(*id));
         }
         if let Some((rung, from, to)) = scene.broken {
             world.broken = if (from..to).contains(&round) { [RungIdx::new(rung)].into() } else { BTreeSet::new() };
         }
         let turn = usize::try_from(round / 7).unwrap() % scene.leaks.len();
-        world.leak = if round < end { scene.leaks[turn] } else { 0 };
+        world.leak = Bytes::new(if round < end { scene.leaks[turn] } else { 0 });
         let before = world.clone();
-        world.round(budget).map_err(|law| TestCaseError::fail(format!("round {round}: {law}")))?;
+        world.round(budget).map_err(|broken| TestCaseError::fail(format!("round {round}: {}", broken.law)))?;
         look(&before, &world, budget)?;
         round += 1;
         if round > end && world.live.is_empty() {
@@ -180,7 +177,7 @@ fn run(
         }
         prop_assert!(round < end + 3000, "{:?} never end", world.live);
     }
-    prop_assert_eq!(world.finished.len() + cancelled, accepted, "somebody was ended");
+    prop_assert_eq!(world.past.len() + cancelled, accepted, "somebody was ended");
     Ok(world)
 }
 
@@ -202,7 +199,7 @@ proptest! {
         let world = run(&scene, |_, _, _| Ok(()))?;
         let config = config(scene.policy);
         let steps = u64::try_from(scene.rungs.len()).unwrap() - 1;
-        for live in &world.past {
+        for (_, live) in &world.past {
             let there = world.now.since(live.born).micros();
             prop_assert!(live.promotions <= 1 + there / config.residence.micros(), "{live:?}");
             prop_assert!(live.switches <= live.promotions + steps * (1 + live.promotions), "{live:?}");
@@ -223,8 +220,7 @@ proptest! {
             let mut read: Scheduler = serde_json::from_str(&written).unwrap();
             prop_assert_eq!(&read, &before.scheduler);
             let mut plan = Plan::new();
-            let usage = Bytes::new(before.usage());
-            read.round(&Observation { now: before.now, budget: Bytes::new(budget), usage, progress: &before.progress }, &mut plan);
+            read.round(&before.observation(budget), &mut plan);
             prop_assert_eq!(&plan, &after.plan);
             prop_assert_eq!(&read, &after.scheduler);
             Ok(())

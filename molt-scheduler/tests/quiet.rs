@@ -55,7 +55,7 @@ fn a_quiet_round_allocates_nothing() {
             progress: &progress,
         };
         world.scheduler.round(&observation, &mut plan);
-        world.now = world.now + world.step;
+        world.now = world.now + World::STEP;
         let before = ALLOCATIONS.with(Cell::get);
         let observation = Observation { now: world.now, progress: &[], ..observation };
         world.scheduler.round(&observation, &mut plan);

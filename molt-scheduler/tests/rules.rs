@@ -82,13 +82,13 @@ fn tokens_served_follow_the_weights_of_tenants() {
         for _ in 0..=rounds {
             world.round(1 << 40).unwrap();
         }
-        let unit = |index: usize| world.served[&ids[index]] as f64 / f64::from(tenants[index].0);
+        let unit = |index: usize| world.served(ids[index]) as f64 / f64::from(tenants[index].0);
         for (index, (weight, sequences)) in tenants.iter().enumerate() {
             let error = (unit(index) - unit(0)).abs() * f64::from(*weight);
             let bound = 2.0 * *sequences as f64 * (2.0 + rounds as f64 / 65_536.0) * f64::from(*weight).max(1.0);
             assert!(error <= bound, "{tenants:?}: tenant {index} is {error} tokens off its share, over {bound}");
         }
-        assert!(world.served.values().max().unwrap() >= &rounds, "somebody steps in every round");
+        assert!(world.served.values().max().unwrap().get() >= rounds, "somebody steps in every round");
     };
     check(&[(1, 1), (1, 1)], 100);
     check(&[(1, 1), (2, 1), (3, 1)], 1_000);
@@ -109,15 +109,15 @@ fn a_long_prompt_blocks_nobody() {
     }
     world.submit(light, 100, 0, 10).unwrap();
     for round in 0..3 {
-        let (wrote, read) = (world.served[&writer], world.served[&heavy]);
+        let (wrote, read) = (world.served(writer), world.served(heavy));
         world.round(1 << 40).unwrap();
-        assert_eq!(world.served[&writer], wrote + 1, "the writer goes on");
-        assert!(world.served[&heavy] >= read + 8, "the heavy one goes on too");
-        assert!(world.served[&light] >= 56 * (round + 1).min(1), "the foreground reads first");
+        assert_eq!(world.served(writer), wrote + 1, "the writer goes on");
+        assert!(world.served(heavy) >= read + 8, "the heavy one goes on too");
+        assert!(world.served(light) >= 56 * (round + 1).min(1), "the foreground reads first");
         let chunks: u64 = world.plan.steps().iter().filter(|step| step.prefill).map(|step| step.tokens.get()).sum();
         assert!(chunks <= 64, "within the chunk: {chunks}");
     }
-    assert!(world.served[&light] >= 100, "100 tokens of prompt in two rounds, and an answer begun");
+    assert!(world.served(light) >= 100, "100 tokens of prompt in two rounds, and an answer begun");
 }
 
 #[test]
@@ -149,12 +149,12 @@ fn drift_is_reported_and_set_aside() {
         let who = world.register(tenant(Class::Foreground, 1, 0, 0));
         let id = world.submit(who, 10, 0, 100).unwrap();
         world.round(200).unwrap();
-        world.leak = leak;
+        world.leak = Bytes::new(leak);
         world.round(200).unwrap();
         assert_eq!(world.scheduler.drift(), drift);
         let state = world.scheduler.state_of(id).unwrap();
         assert_eq!(matches!(state, SequenceState::Parked { .. }), parked, "{state:?}");
-        world.leak = 0;
+        world.leak = Bytes::ZERO;
         world.round(200).unwrap();
         assert_eq!(world.scheduler.drift(), 0);
     };
@@ -253,7 +253,7 @@ fn batch_moves_over_for_the_foreground() {
         for _ in 0..700 {
             world.round(520).unwrap();
         }
-        assert_eq!(world.finished.len(), 2);
+        assert_eq!(world.past.len(), 2);
     };
     check(Policy::LeverFirst, true);
     check(Policy::ProtectForeground, false);

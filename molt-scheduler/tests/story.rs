@@ -65,7 +65,7 @@ impl Story {
                 SequenceState::Running { rung } => format!("{rung}"),
                 SequenceState::Parked { rung } => format!("parked on {rung}"),
             };
-            let (cached, answered) = (live.cached, live.answered);
+            let (cached, answered) = (live.cached.get(), live.answered.get());
             let _ = write!(line, " | {} {state} {cached}/{answered}", self.name(*id));
         }
         line
@@ -117,11 +117,11 @@ fn check(
                 }
             }
         }
-        let done = story.world.finished.len();
+        let done = story.world.past.len();
         let at = story.world.now.micros() / 1000;
         let before = story.world.usage();
         story.world.round(budget).unwrap();
-        for id in &story.world.finished[done..] {
+        for (id, _) in &story.world.past[done..] {
             let _ = writeln!(news, "          {} ends", story.name(*id));
         }
         let actions: Vec<String> = story.world.plan.actions().iter().map(|action| story.tell(action)).collect();
@@ -206,7 +206,7 @@ fn a_saw_tooth_budget() {
         script.push((tooth * 20 + 10, Event::Budget(2300)));
     }
     let world = check("saw_tooth", config(Policy::LeverFirst), &THREE, 400, &script);
-    assert_eq!(world.finished.len(), 3);
+    assert_eq!(world.past.len(), 3);
 }
 
 #[test]
