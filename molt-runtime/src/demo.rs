@@ -75,13 +75,7 @@ pub fn run(
     if context > limit {
         return Err(DemoError::TooLong { asked: context, limit });
     }
-    let millis = |own: Option<u64>, default: Span| own.map_or(default, Span::from_millis);
-    let default = Config::default();
-    let config = Config {
-        patience: millis(trace.scheduler.patience_ms, default.patience),
-        residence: millis(trace.scheduler.residence_ms, default.residence),
-        ..default
-    };
+    let config = trace.settings().over(Config::default());
     let mut engine = Engine::new(ladder.clone(), config, settings.engine.clone())?;
     let cost = engine.cost().clone();
     let spec = TenantSpec {

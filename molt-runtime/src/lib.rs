@@ -7,5 +7,7 @@ pub mod engine;
 pub mod event;
 pub mod memory;
 pub mod paths;
+pub mod record;
+pub mod replay;
 pub mod service;
 pub mod trace;

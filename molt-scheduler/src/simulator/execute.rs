@@ -41,13 +41,7 @@ impl Way {
 
 impl World {
     /// Executes a plan; how long the round took.
-    pub(super) fn execute(
-        &mut self,
-        plan: &Plan,
-        budget: Bytes,
-        before: Bytes,
-        bottom: Bytes,
-    ) -> Result<Span, Law> {
+    pub(super) fn execute(&mut self, plan: &Plan, budget: Bytes, before: Bytes, bottom: Bytes) -> Result<Span, Law> {
         let mut way = Way {
             budget,
             cap: before.max(budget),

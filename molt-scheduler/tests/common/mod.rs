@@ -77,11 +77,6 @@ impl World {
 
     /// What the next round will see under a budget.
     pub fn observation(&self, budget: u64) -> Observation<'_> {
-        Observation {
-            now: self.now,
-            budget: Bytes::new(budget),
-            usage: self.0.usage(),
-            progress: &self.progress,
-        }
+        Observation { now: self.now, budget: Bytes::new(budget), usage: self.0.usage(), progress: &self.progress }
     }
 }

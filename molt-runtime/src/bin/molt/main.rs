@@ -1,7 +1,9 @@
-//! `molt`: demonstrations, fetching models, fitting bridges.
+//! `molt`: demonstrations, replays of pressure, fetching models, fitting bridges.
 
 mod demo;
 mod fit;
+mod record;
+mod replay;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -31,6 +33,10 @@ enum Command {
     Pull(PullArgs),
     /// Fit the bridges of a ladder from text.
     Fit(fit::Args),
+    /// Run the scheduler under a pressure trace, without any model.
+    Replay(replay::Args),
+    /// Record a pressure trace from what this machine says of its memory.
+    Record(record::Args),
     /// List the built-in ladders.
     Ladders,
 }
@@ -68,6 +74,8 @@ fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Demo(args) => demo::run(&args, &models),
         Command::Fit(args) => fit::run(&args, &models),
+        Command::Replay(args) => replay::run(&args, &models),
+        Command::Record(args) => record::run(&args),
         Command::Ladders => {
             for name in LadderFile::built_in() {
                 let (ladder, _) = LadderFile::find(name)?;
