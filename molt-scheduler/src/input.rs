@@ -123,6 +123,16 @@ pub enum Refusal {
         /// Estimated time until there is room, where one can be made.
         retry_after: Option<Span>,
     },
+    /// The tenant has as many requests waiting as there are places left for all the others.
+    #[error("the tenant has {waiting} requests waiting, and {left} places are left for others beside it")]
+    TenantQueueFull {
+        /// Requests of the tenant that wait.
+        waiting: u32,
+        /// Places left in the queue of its class.
+        left: u32,
+        /// Estimated time until there is room, where one can be made.
+        retry_after: Option<Span>,
+    },
 }
 
 /// Settings of the scheduler, all with stated defaults.
@@ -148,7 +158,8 @@ pub struct Config {
     pub admit_for_tokens: Tokens,
     /// Sequences that may be in at once, running and parked together.
     pub admit_limit: u32,
-    /// Requests that may wait in each class.
+    /// Requests that may wait in each class. A tenant beside which others are registered may fill no more places than it
+    /// leaves free.
     pub queue_limit: u32,
     /// Most prompt tokens read in one step while another sequence decodes on any rung.
     pub chunk: Tokens,

@@ -4,7 +4,7 @@
 //! and sheds, releases, loads, carries, returns. It also picks the idle weights that go, and reckons the peak.
 
 use crate::climb;
-use crate::ids::SequenceId;
+use crate::ids::{SequenceId, TenantId};
 use crate::input::{Observation, Progress};
 use crate::levers::{self, Candidate, Fit};
 use crate::plan::{Action, Plan};
@@ -26,6 +26,9 @@ pub(crate) struct Scratch {
     pub(crate) fits: Vec<Fit>,
     pub(crate) order: Vec<SequenceId>,
     pub(crate) counts: Vec<u64>,
+    /// Tenants whose first requests were looked at and did not go in, and how many of them.
+    pub(crate) behind: Vec<(TenantId, usize)>,
+    pub(crate) line: Vec<(u64, u64, SequenceId)>,
 }
 
 impl PartialEq for Scratch {
@@ -65,12 +68,13 @@ pub(crate) fn round(scheduler: &mut Scheduler, observation: &Observation<'_>, pl
 /// Enters what the engine did. What is said of a sequence that is gone, or that was never let in, is ignored.
 fn apply(scheduler: &mut Scheduler, progress: &[Progress]) {
     for Progress { sequence: id, cached, prompt_left, answered, finished } in progress {
-        if *finished {
-            scheduler.cancel(*id);
-        } else if let Some(sequence) = scheduler.sequences.get_mut(id.parts())
+        if let Some(sequence) = scheduler.sequences.get_mut(id.parts())
             && !matches!(sequence.phase, Phase::Waiting { .. })
         {
             (sequence.cached, sequence.prompt_left, sequence.answered) = (*cached, *prompt_left, *answered);
+        }
+        if *finished {
+            scheduler.cancel(*id);
         }
     }
 }
@@ -160,33 +164,27 @@ fn commit(scheduler: &mut Scheduler, frame: &Frame, books: &Books, scratch: &mut
     scheduler.came = came;
 }
 
-/// Tells of every request that has to wait, once.
+/// Tells of every request that has to wait, once, in the order of their places.
 fn tell_deferred(scheduler: &mut Scheduler, plan: &mut Plan) {
     for class in Scheduler::CLASSES {
-        // Whoever was not told yet stands behind all who were, so the walk goes from the back.
-        let queue = scheduler.queues.of(class);
-        let untold = |id: &&SequenceId| {
-            let phase = scheduler.sequences.get(id.parts()).map(|sequence| sequence.phase);
-            matches!(phase, Some(Phase::Waiting { told: false, .. }))
-        };
-        let news = queue.iter().rev().take_while(untold).count();
-        if news == 0 {
+        if scheduler.queues.of(class).untold == 0 {
             continue;
         }
         let (running, left) = scheduler.work();
-        for place in queue.len() - news..queue.len() {
-            let Some(id) = scheduler.queues.of(class).get(place).copied() else { break };
-            let place = u32::try_from(place).unwrap_or(u32::MAX);
-            plan.actions.push(Action::Defer {
-                sequence: id,
-                place,
-                wait: queue::estimate(place, running, left, scheduler.pace),
-            });
+        let mut line = std::mem::take(&mut scheduler.scratch.line);
+        line.clear();
+        line.extend(scheduler.starts(class));
+        line.sort_unstable();
+        for (place, (_, _, id)) in (0u32..).zip(&line) {
             if let Some(sequence) = scheduler.sequences.get_mut(id.parts())
-                && let Phase::Waiting { told, .. } = &mut sequence.phase
+                && let Phase::Waiting { told: told @ false, .. } = &mut sequence.phase
             {
                 *told = true;
+                let wait = queue::estimate(place, running, left, scheduler.pace);
+                plan.actions.push(Action::Defer { sequence: *id, place, wait });
             }
         }
+        scheduler.scratch.line = line;
+        scheduler.queues.of_mut(class).untold = 0;
     }
 }

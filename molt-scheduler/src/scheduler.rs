@@ -6,7 +6,7 @@ use crate::cost::LadderCost;
 use crate::ids::{SequenceId, TenantId};
 use crate::input::{Class, Config, Observation, Refusal, Request, TenantSpec};
 use crate::plan::Plan;
-use crate::queue::{self, Queues};
+use crate::queue::{self, Account, End, Queues};
 use crate::round::Scratch;
 use crate::slab::Slab;
 use crate::state::{Phase, Sequence, SequenceState, Tenant};
@@ -98,18 +98,19 @@ impl Scheduler {
         let bottom = self.ladder.bottom();
         spec.ceiling = spec.ceiling.min(bottom);
         spec.floor = spec.floor.clamp(spec.ceiling, bottom);
-        self.tenants.insert(TenantId::new, |id| Tenant { id, spec })
+        self.tenants.insert(TenantId::new, |id| Tenant { id, spec, account: Account::default() })
     }
 
     /// Forgets a tenant. Its sequences end as if its client had cancelled each of them, which is its wish and not the
     /// scheduler's.
     pub fn deregister(&mut self, tenant: TenantId) {
-        if self.tenants.remove(tenant.parts()).is_none() {
+        if self.tenants.get(tenant.parts()).is_none() {
             return;
         }
         let of = |sequence: &&Sequence| sequence.tenant == tenant;
         let ids: Vec<SequenceId> = self.sequences.iter().filter(of).map(|found| found.id).collect();
         ids.into_iter().for_each(|id| self.cancel(id));
+        self.tenants.remove(tenant.parts());
     }
 
     /// Takes a request into the queue of its class, or refuses it at once and for good.
@@ -134,10 +135,7 @@ impl Scheduler {
             return Err(Refusal::NeverFits { needs, limit: self.config.budget_limit });
         }
         let class = spec.class;
-        let length = self.queues.length(class);
-        if length >= self.config.queue_limit {
-            return Err(Refusal::QueueFull { length, retry_after: self.wait(0) });
-        }
+        self.has_room(owner, class)?;
         let order = self.arrivals;
         self.arrivals += 1;
         let (weight, floor, ceiling) = (u64::from(spec.weight.get()), spec.floor, spec.ceiling);
@@ -160,16 +158,21 @@ impl Scheduler {
             credit: crate::steps::ONE_TOKEN,
             phase: Phase::Waiting { told: false, overtaken: 0 },
         });
-        self.queues.of_mut(class).push_back(id);
+        self.enqueue(id, End::Back);
         Ok(id)
     }
 
     /// The client left: the sequence and its cache are gone from the books at once. A name that is gone is ignored.
     pub fn cancel(&mut self, sequence: SequenceId) {
-        let Some(gone) = self.sequences.remove(sequence.parts()) else { return };
-        if matches!(gone.phase, Phase::Waiting { .. }) {
-            self.queues.leave(gone.class, sequence);
+        let Some(found) = self.sequences.get(sequence.parts()) else { return };
+        match found.phase {
+            phase @ Phase::Waiting { .. } => self.dequeue(sequence, phase),
+            Phase::Running { .. } | Phase::Parked { .. } => {
+                let gone = found.clone();
+                self.refund(&gone, gone.growth(Tokens::MAX));
+            }
         }
+        self.sequences.remove(sequence.parts());
     }
 
     /// Observes and plans. The plan is cleared first and then holds what the engine must do, in order.
@@ -207,7 +210,9 @@ impl Scheduler {
                 other => other,
             };
             if matches!(origin, Phase::Waiting { .. }) {
-                self.queues.of_mut(sequence.class).push_front(*id);
+                let back = sequence.clone();
+                self.refund(&back, back.longest);
+                self.enqueue(*id, End::Front);
             }
         }
         came.retain(|(id, _)| {
@@ -226,7 +231,7 @@ impl Scheduler {
         let found = self.sequences.get(sequence.parts())?;
         Some(match found.phase {
             Phase::Waiting { .. } => {
-                SequenceState::Waiting { place: self.queues.place(found.class, sequence).unwrap_or(u32::MAX) }
+                SequenceState::Waiting { place: self.place(found.class, sequence).unwrap_or(u32::MAX) }
             }
             Phase::Running { rung } => SequenceState::Running { rung },
             Phase::Parked { rung, .. } => SequenceState::Parked { rung },

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{SequenceId, TenantId};
 use crate::input::{Class, Config, TenantSpec};
+use crate::queue::Account;
 use crate::units::{RungIdx, Time, Tokens};
 
 /// A registered tenant.
@@ -12,6 +13,7 @@ pub(crate) struct Tenant {
     pub(crate) id: TenantId,
     /// As registered, with floor and ceiling clamped to the ladder.
     pub(crate) spec: TenantSpec,
+    pub(crate) account: Account,
 }
 
 /// Where a sequence stands. Public view: [`SequenceState`].
@@ -47,7 +49,7 @@ pub(crate) enum Phase {
 pub enum SequenceState {
     /// It waits to be let in.
     Waiting {
-        /// Its place in the queue of its class, from 0.
+        /// How many of its class are let in before it, if all fit and nobody else comes.
         place: u32,
     },
     /// It runs.

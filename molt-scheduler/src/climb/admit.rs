@@ -1,17 +1,19 @@
-//! Admit: who waits is let in, foreground first, in the order of arrival.
+//! Admit: who waits is let in, foreground first, and within a class by tenant: the one that was served least for its
+//! weight is next (see [`crate::queue`]), its own requests in their order.
 //!
 //! - A foreground request waits while a foreground sequence is parked, a batch request while anybody is: who was in
 //!   comes back before anybody new comes in.
 //! - There must be room for it and for what everybody who runs will still read and write (up to
 //!   [`Config::admit_for_tokens`](crate::Config::admit_for_tokens) of each answer): deferring is the least of the levers.
 //!   Where nobody runs, room for its prompt and a block of its answer is enough.
-//! - One that does not fit does not block the lighter ones behind it, but it cannot be passed for ever: after eight
-//!   have passed it, nobody does until it is in.
+//! - One that does not fit does not block the others: the next tenants have their turns, and then the lighter requests
+//!   behind it. But it cannot be passed for ever: after eight have passed it, nobody does until it is in.
+//! - A tenant that waits for its own quota holds up nobody, and nobody passes it.
 //! - With [`Policy::ProtectForeground`] a foreground request for which there is no room makes batch move over.
 //! - It starts on the biggest rung of those it may use that fits. Beside others, weights are loaded for it only where
 //!   headroom remains and nobody has borne a lever for the patience; otherwise it joins a rung that is in use.
 
-use crate::ids::SequenceId;
+use crate::ids::{SequenceId, TenantId};
 use crate::input::{Class, Policy};
 use crate::levers::{self, Candidate};
 use crate::plan::Action;
@@ -19,14 +21,35 @@ use crate::round::Scratch;
 use crate::scheduler::Scheduler;
 use crate::state::{Phase, Sequence};
 use crate::transition::Frame;
-use crate::units::{RungIdx, Tokens};
+use crate::units::RungIdx;
 use crate::usage::{Books, Horizon};
 
 use super::unpark::StillParked;
 use super::{below_headroom, floor, lasted};
 
-/// How many may pass one that does not fit, and how many that do not fit are looked at in one round.
+/// How many may pass one that does not fit; how many that do not fit are looked at in one round; and how many of a
+/// tenant that waits for its quota.
 const PASSED_AT_MOST: u32 = 8;
+const LOOKED_AT: usize = PASSED_AT_MOST as usize;
+
+/// What came of looking at a request.
+enum Look {
+    /// There is none.
+    None,
+    /// It is in.
+    In,
+    /// It stays outside, and the next one is looked at.
+    Out,
+    /// Nobody else goes in.
+    Stop,
+}
+
+/// Those of a class that were looked at in this round and do not fit.
+#[derive(Default)]
+struct Stuck {
+    requests: [Option<SequenceId>; LOOKED_AT],
+    count: usize,
+}
 
 pub(super) fn admit(
     scheduler: &mut Scheduler,
@@ -39,66 +62,104 @@ pub(super) fn admit(
         if parked.foreground || (parked.batch && class == Class::Batch) {
             continue;
         }
-        let mut place = 0;
-        let mut stuck = 0;
-        while let Some(id) = scheduler.queues.of(class).get(place).copied() {
-            if parked.inside >= u64::from(scheduler.config.admit_limit) {
-                return;
+        let mut stuck = Stuck::default();
+        let mut look = |scheduler: &mut Scheduler, scratch: &mut Scratch, id: Option<SequenceId>| {
+            let Some(id) = id else { return Look::None };
+            look_at(scheduler, frame, books, scratch, (id, class), &mut parked.inside, &mut stuck)
+        };
+        if let Some(id) = scheduler.queues.of(class).barred
+            && matches!(look(scheduler, scratch, Some(id)), Look::Stop)
+        {
+            continue;
+        }
+        scratch.behind.clear();
+        // Whoever was let in has a later turn afterwards, so one walk over the turns sees them all.
+        let (mut turn, mut open) = (scheduler.queues.of(class).next(None), true);
+        while let Some(own) = turn.filter(|_| open) {
+            let first = nth(scheduler, own.tenant, 0);
+            match look(scheduler, scratch, first) {
+                Look::None | Look::In => {}
+                Look::Out => scratch.behind.push((own.tenant, 1)),
+                Look::Stop => open = false,
             }
-            let Some(sequence) = scheduler.sequences.get(id.parts()) else {
-                scheduler.queues.of_mut(class).remove(place);
-                continue;
-            };
-            let quota = within_quota(scheduler, sequence);
-            if quota && let Some(rung) = place_for(scheduler, frame, books, sequence) {
-                start(scheduler, books, scratch, id, rung);
-                parked.inside += 1;
-                pass(scheduler, class, place);
-                scheduler.queues.of_mut(class).remove(place);
-                continue;
+            turn = scheduler.queues.of(class).next(Some(own));
+        }
+        let mut index = 0;
+        while let Some((tenant, place)) = scratch.behind.get(index).copied().filter(|_| open) {
+            let next = nth(scheduler, tenant, place);
+            match look(scheduler, scratch, next) {
+                Look::None => {}
+                Look::In => scratch.behind.push((tenant, place)),
+                Look::Out if place < LOOKED_AT => scratch.behind.push((tenant, place + 1)),
+                Look::Out => {}
+                Look::Stop => open = false,
             }
-            if quota && class == Class::Foreground && displace(scheduler, frame, books, scratch, id) {
-                scheduler.queues.of_mut(class).remove(place);
-                return;
-            }
-            // A tenant that waits for its own quota holds up nobody, and nobody can hold it up.
-            if quota {
-                stuck += 1;
-                if stuck >= PASSED_AT_MOST || overtaken(scheduler, id) >= PASSED_AT_MOST {
-                    break;
-                }
-            }
-            place += 1;
+            index += 1;
         }
     }
 }
 
-fn overtaken(scheduler: &Scheduler, id: SequenceId) -> u32 {
-    match scheduler.sequences.get(id.parts()).map(|sequence| sequence.phase) {
-        Some(Phase::Waiting { overtaken, .. }) => overtaken,
-        _ => 0,
-    }
+fn nth(scheduler: &Scheduler, tenant: TenantId, place: usize) -> Option<SequenceId> {
+    scheduler.tenants.get(tenant.parts())?.account.waiting.get(place).copied()
 }
 
-/// Everybody before that place was passed once more.
-fn pass(scheduler: &mut Scheduler, class: Class, place: usize) {
-    for id in scheduler.queues.of(class).iter().take(place) {
+/// Lets a request in if it may and fits.
+fn look_at(
+    scheduler: &mut Scheduler,
+    frame: &Frame,
+    books: &mut Books,
+    scratch: &mut Scratch,
+    (id, class): (SequenceId, Class),
+    inside: &mut u64,
+    stuck: &mut Stuck,
+) -> Look {
+    if *inside >= u64::from(scheduler.config.admit_limit) {
+        return Look::Stop;
+    }
+    let Some(sequence) = scheduler.sequences.get(id.parts()) else { return Look::None };
+    if !within_quota(scheduler, sequence) {
+        return Look::Out;
+    }
+    if let Some(rung) = place_for(scheduler, frame, books, sequence) {
+        start(scheduler, books, scratch, id, rung);
+        *inside += 1;
+        return if pass(scheduler, class, stuck) { Look::Stop } else { Look::In };
+    }
+    if class == Class::Foreground && displace(scheduler, frame, books, scratch, id) {
+        // What follows would find the room of those who had to move.
+        *inside = u64::MAX;
+        return Look::Stop;
+    }
+    if let Some(slot) = stuck.requests.get_mut(stuck.count) {
+        *slot = Some(id);
+    }
+    stuck.count += 1;
+    let barred = scheduler.queues.of(class).barred == Some(id);
+    if barred || stuck.count >= LOOKED_AT { Look::Stop } else { Look::Out }
+}
+
+/// Everybody who does not fit was passed once more; whether somebody was so for the last time.
+fn pass(scheduler: &mut Scheduler, class: Class, stuck: &Stuck) -> bool {
+    let mut last = false;
+    for id in stuck.requests.iter().flatten() {
         if let Some(sequence) = scheduler.sequences.get_mut(id.parts())
             && let Phase::Waiting { overtaken, .. } = &mut sequence.phase
         {
             *overtaken = overtaken.saturating_add(1);
+            if *overtaken >= PASSED_AT_MOST {
+                let barred = &mut scheduler.queues.of_mut(class).barred;
+                *barred = barred.or(Some(*id));
+                last = true;
+            }
         }
     }
+    last
 }
 
 /// Whether the tenant's quota has room for all that the request may cache.
 fn within_quota(scheduler: &Scheduler, sequence: &Sequence) -> bool {
-    let quota = scheduler.tenants.get(sequence.tenant.parts()).and_then(|tenant| tenant.spec.quota);
-    quota.is_none_or(|quota| {
-        let own = |found: &&Sequence| found.tenant == sequence.tenant && found.rung().is_some();
-        let inside: Tokens = scheduler.sequences.iter().filter(own).map(|found| found.longest).sum();
-        inside + sequence.longest <= quota
-    })
+    let Some(tenant) = scheduler.tenants.get(sequence.tenant.parts()) else { return true };
+    tenant.spec.quota.is_none_or(|quota| tenant.account.inside + sequence.longest <= quota)
 }
 
 /// The rung on which a request starts, if there is one.
@@ -177,4 +238,6 @@ fn start(scheduler: &mut Scheduler, books: &mut Books, scratch: &mut Scratch, id
     if let Some(sequence) = scheduler.sequences.get_mut(id.parts()) {
         sequence.phase = Phase::Running { rung };
     }
+    scheduler.dequeue(id, origin);
+    scheduler.charge(id);
 }
