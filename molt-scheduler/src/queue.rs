@@ -2,7 +2,7 @@
 //!
 //! - Each tenant's requests wait in their order. Each tenant has a *start*: the virtual time at which its next request
 //!   begins, in tokens over weight. The least start is next; of equal ones the request that came first.
-//! - Letting a request in moves its tenant's start on by all the tokens it may read and write, over the weight. What it
+//! - Letting a request in moves its tenant's start on by all the tokens that its steps may read, over the weight. What it
 //!   has not used when it ends is given back, so that in the end only tokens served count.
 //! - The virtual time of the class is the start of the last request let in. A tenant that had nothing waiting begins no
 //!   earlier than that: idleness is not saved up.
@@ -158,21 +158,28 @@ impl Scheduler {
     /// A request is let in: its tenant is charged for all of it.
     pub(crate) fn charge(&mut self, id: SequenceId) {
         let Some(sequence) = self.sequences.get(id.parts()) else { return };
-        let (owner, longest, weight) = (sequence.tenant, sequence.longest, sequence.weight);
+        let (owner, longest) = (sequence.tenant, sequence.longest);
+        let costs = virtual_time(sequence.work_left(), sequence.weight);
         let line = self.queues.of_mut(sequence.class);
         let Some(tenant) = self.tenants.get_mut(owner.parts()) else { return };
         let account = &mut tenant.account;
         line.now = line.now.max(account.start);
-        account.start = account.start.saturating_add(virtual_time(longest, weight));
+        account.start = account.start.saturating_add(costs);
         account.inside += longest;
         self.take_turn_anew(owner);
     }
 
+    /// When a tenant's next request begins in virtual time, and when one like that request would have begun next.
+    pub(crate) fn window(&self, sequence: &Sequence) -> (u64, u64) {
+        let start = self.tenants.get(sequence.tenant.parts()).map_or(0, |tenant| tenant.account.start);
+        (start, start.saturating_add(virtual_time(sequence.work_left(), sequence.weight)))
+    }
+
     /// A sequence is in no more: its tenant gets back what it has not used.
-    pub(crate) fn refund(&mut self, sequence: &Sequence, unused: Tokens) {
+    pub(crate) fn refund(&mut self, sequence: &Sequence) {
         let Some(tenant) = self.tenants.get_mut(sequence.tenant.parts()) else { return };
         let account = &mut tenant.account;
-        account.start = account.start.saturating_sub(virtual_time(unused, sequence.weight));
+        account.start = account.start.saturating_sub(virtual_time(sequence.work_left(), sequence.weight));
         account.inside -= sequence.longest;
         self.take_turn_anew(sequence.tenant);
     }
@@ -201,7 +208,7 @@ impl Scheduler {
             tenant.account.waiting.iter().filter_map(move |id| {
                 let found = self.sequences.get(id.parts())?;
                 let own = start;
-                start = start.saturating_add(virtual_time(found.longest, found.weight));
+                start = start.saturating_add(virtual_time(found.work_left(), found.weight));
                 Some((own, found.order, *id))
             })
         })

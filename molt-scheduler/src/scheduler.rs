@@ -169,7 +169,7 @@ impl Scheduler {
             phase @ Phase::Waiting { .. } => self.dequeue(sequence, phase),
             Phase::Running { .. } | Phase::Parked { .. } => {
                 let gone = found.clone();
-                self.refund(&gone, gone.growth(Tokens::MAX));
+                self.refund(&gone);
             }
         }
         self.sequences.remove(sequence.parts());
@@ -211,7 +211,7 @@ impl Scheduler {
             };
             if matches!(origin, Phase::Waiting { .. }) {
                 let back = sequence.clone();
-                self.refund(&back, back.longest);
+                self.refund(&back);
                 self.enqueue(*id, End::Front);
             }
         }

@@ -105,6 +105,15 @@ impl Sequence {
         self.answer - self.answered
     }
 
+    /// Tokens that steps have still to read: the prompt, and of the answer each token but the last, for the last chunk of
+    /// the prompt writes the first.
+    pub(crate) fn work_left(&self) -> Tokens {
+        if self.prompt_left == Tokens::ZERO {
+            return self.answer_left();
+        }
+        self.prompt_left + (self.answer_left() - Tokens::new(1))
+    }
+
     /// By how much its cache may grow soon: the prompt that is not read yet, and at most `most` of the answer.
     pub(crate) fn growth(&self, most: Tokens) -> Tokens {
         self.prompt_left + self.answer_left().min(most)

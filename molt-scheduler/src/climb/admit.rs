@@ -7,7 +7,9 @@
 //!   [`Config::admit_for_tokens`](crate::Config::admit_for_tokens) of each answer): deferring is the least of the levers.
 //!   Where nobody runs, room for its prompt and a block of its answer is enough.
 //! - One that does not fit does not block the others: the next tenants have their turns, and then the lighter requests
-//!   behind it. But it cannot be passed for ever: after eight have passed it, nobody does until it is in.
+//!   behind it. But it is not passed for ever. Another tenant passes it only until that tenant is ahead by what the one
+//!   that does not fit costs, so that shares stay what they are; and after eight have passed it, nobody does until it
+//!   is in.
 //! - A tenant that waits for its own quota holds up nobody, and nobody passes it.
 //! - With [`Policy::ProtectForeground`] a foreground request for which there is no room makes batch move over.
 //! - It starts on the biggest rung of those it may use that fits. Beside others, weights are loaded for it only where
@@ -40,6 +42,8 @@ enum Look {
     In,
     /// It stays outside, and the next one is looked at.
     Out,
+    /// Its tenant is too far ahead of one that does not fit.
+    Ahead,
     /// Nobody else goes in.
     Stop,
 }
@@ -47,8 +51,15 @@ enum Look {
 /// Those of a class that were looked at in this round and do not fit.
 #[derive(Default)]
 struct Stuck {
-    requests: [Option<SequenceId>; LOOKED_AT],
+    requests: [Option<(SequenceId, TenantId, u64)>; LOOKED_AT],
     count: usize,
+}
+
+impl Stuck {
+    /// Whether another tenant's request that does not fit would not have that one go first.
+    fn holds_back(&self, tenant: TenantId, start: u64) -> bool {
+        self.requests.iter().flatten().any(|(_, other, until)| *other != tenant && start > *until)
+    }
 }
 
 pub(super) fn admit(
@@ -80,6 +91,8 @@ pub(super) fn admit(
             match look(scheduler, scratch, first) {
                 Look::None | Look::In => {}
                 Look::Out => scratch.behind.push((own.tenant, 1)),
+                // So are all who come later.
+                Look::Ahead => break,
                 Look::Stop => open = false,
             }
             turn = scheduler.queues.of(class).next(Some(own));
@@ -88,7 +101,7 @@ pub(super) fn admit(
         while let Some((tenant, place)) = scratch.behind.get(index).copied().filter(|_| open) {
             let next = nth(scheduler, tenant, place);
             match look(scheduler, scratch, next) {
-                Look::None => {}
+                Look::None | Look::Ahead => {}
                 Look::In => scratch.behind.push((tenant, place)),
                 Look::Out if place < LOOKED_AT => scratch.behind.push((tenant, place + 1)),
                 Look::Out => {}
@@ -120,6 +133,10 @@ fn look_at(
     if !within_quota(scheduler, sequence) {
         return Look::Out;
     }
+    let (tenant, (begins, until)) = (sequence.tenant, scheduler.window(sequence));
+    if stuck.holds_back(tenant, begins) {
+        return Look::Ahead;
+    }
     if let Some(rung) = place_for(scheduler, frame, books, sequence) {
         start(scheduler, books, scratch, id, rung);
         *inside += 1;
@@ -131,7 +148,7 @@ fn look_at(
         return Look::Stop;
     }
     if let Some(slot) = stuck.requests.get_mut(stuck.count) {
-        *slot = Some(id);
+        *slot = Some((id, tenant, until));
     }
     stuck.count += 1;
     let barred = scheduler.queues.of(class).barred == Some(id);
@@ -141,7 +158,7 @@ fn look_at(
 /// Everybody who does not fit was passed once more; whether somebody was so for the last time.
 fn pass(scheduler: &mut Scheduler, class: Class, stuck: &Stuck) -> bool {
     let mut last = false;
-    for id in stuck.requests.iter().flatten() {
+    for (id, ..) in stuck.requests.iter().flatten() {
         if let Some(sequence) = scheduler.sequences.get_mut(id.parts())
             && let Phase::Waiting { overtaken, .. } = &mut sequence.phase
         {

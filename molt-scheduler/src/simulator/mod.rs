@@ -76,7 +76,7 @@ pub struct World {
     pub now: Time,
     /// How long a round takes.
     pub pace: Pace,
-    /// Tokens read and written, by tenant.
+    /// Tokens that steps read, by tenant: of prompts, and of answers each but the last.
     pub served: BTreeMap<TenantId, Tokens>,
     /// As registered.
     pub specs: BTreeMap<TenantId, TenantSpec>,

@@ -10,6 +10,7 @@ use molt_scheduler::units::{Bytes, RungIdx, Span, Tokens};
 use molt_scheduler::{
     Class, Config, LadderCost, Observation, Refusal, Request, RungCost, SequenceId, TenantId, TenantSpec,
 };
+use proptest::prelude::ProptestConfig;
 
 pub fn rung(weights: u64, cache_per_token: u64, scratch: u64) -> RungCost {
     RungCost {
@@ -79,4 +80,12 @@ impl World {
     pub fn observation(&self, budget: u64) -> Observation<'_> {
         Observation { now: self.now, budget: Bytes::new(budget), usage: self.0.usage(), progress: &self.progress }
     }
+}
+
+/// So many cases, or what `PROPTEST_CASES` says.
+pub fn cases(default: u32) -> ProptestConfig {
+    let own = ProptestConfig::default();
+    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { own.cases } else { default };
+    let kept = proptest::test_runner::FileFailurePersistence::WithSource("regressions");
+    ProptestConfig { cases, failure_persistence: Some(Box::new(kept)), ..own }
 }
