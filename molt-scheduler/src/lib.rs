@@ -101,6 +101,7 @@ mod round;
 mod scheduler;
 pub mod simulator;
 mod slab;
+mod snapshot;
 mod state;
 mod steps;
 mod transition;
@@ -113,4 +114,5 @@ pub use input::{Class, Config, Observation, Policy, Progress, Refusal, Request, 
 pub use levers::ORDER as LEVERS;
 pub use plan::{Action, LeverKind, Plan, Step};
 pub use scheduler::Scheduler;
+pub use snapshot::{plan_snapshot, snapshot};
 pub use state::SequenceState;

@@ -23,13 +23,13 @@ use crate::state::{Phase, Sequence};
 use crate::units::{Span, Tokens};
 
 /// A token over a weight of one, in virtual time. Weights have 16 bits, so every token counts.
-const TOKEN: u64 = 1 << 16;
+pub(crate) const TOKEN: u64 = 1 << 16;
 
 /// A tenant's turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Turn {
     /// In virtual time.
-    start: u64,
+    pub(crate) start: u64,
     /// When its next request came, among all that ever came.
     order: u64,
     pub(crate) tenant: TenantId,
@@ -41,9 +41,9 @@ pub(crate) struct Account {
     /// Its requests that wait, in their order.
     pub(crate) waiting: VecDeque<SequenceId>,
     /// When its next request begins, in virtual time.
-    start: u64,
+    pub(crate) start: u64,
     /// Its turn, as it stands in the line.
-    turn: Option<Turn>,
+    pub(crate) turn: Option<Turn>,
     /// All that its sequences that are in may cache.
     pub(crate) inside: Tokens,
 }
@@ -52,15 +52,13 @@ pub(crate) struct Account {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct Line {
     /// Turns of the tenants that have something waiting.
-    turns: BTreeSet<Turn>,
+    pub(crate) turns: BTreeSet<Turn>,
     /// Requests that wait.
-    length: u32,
+    pub(crate) length: u32,
     /// Of them, those that were not told yet.
     pub(crate) untold: u32,
     /// Virtual time.
-    now: u64,
-    /// A request that was passed so often that nobody passes it any more.
-    pub(crate) barred: Option<SequenceId>,
+    pub(crate) now: u64,
 }
 
 impl Line {
@@ -151,7 +149,6 @@ impl Scheduler {
         waiting.remove(place);
         line.length -= 1;
         line.untold -= u32::from(matches!(phase, Phase::Waiting { told: false, .. }));
-        line.barred = line.barred.filter(|barred| *barred != id);
         self.take_turn_anew(owner);
     }
 

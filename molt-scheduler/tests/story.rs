@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 use common::{World, rung, tenant};
 use molt_scheduler::units::{RungIdx, Span};
-use molt_scheduler::{Action, Class, Config, Policy, SequenceId, SequenceState};
+use molt_scheduler::{Action, Class, Config, Policy, SequenceId, SequenceState, plan_snapshot, snapshot};
 
 /// One line of a script.
 enum Event {
@@ -221,4 +221,36 @@ fn a_lone_conversation_outgrows_its_budget() {
     let config = Config { patience: Span::from_millis(500), ..config(Policy::LeverFirst) };
     let script = [(0, Event::Budget(900)), (0, Event::Ask("reader", 100, 10, 600))];
     check("outgrown", config, &THREE[..1], 900, &script);
+}
+
+/// The whole state and the plan that led to it, after so many rounds of a script.
+fn state(name: &str, policy: Policy, rounds: &[u64]) {
+    let mut world = World::new(vec![rung(1000, 4, 50), rung(500, 4, 50), rung(200, 2, 30)], config(policy));
+    let mut text = String::new();
+    let mut ids = Vec::new();
+    for (_, class, weight, ceiling, floor) in THREE {
+        let quota = (weight == 2).then_some(molt_scheduler::units::Tokens::new(500));
+        ids.push(world.register(molt_scheduler::TenantSpec { quota, ..tenant(class, weight, ceiling, floor) }));
+    }
+    for round in 0..=*rounds.last().unwrap() {
+        if round == 0 {
+            (0..4).for_each(|_| _ = world.submit(ids[2], 80, 10, 100).unwrap());
+            (0..2).for_each(|_| _ = world.submit(ids[1], 60, 10, 200).unwrap());
+            world.submit(ids[0], 40, 10, 200).unwrap();
+        }
+        world.broken = if (30..40).contains(&round) { [RungIdx::new(2)].into() } else { [].into() };
+        let budget = [(60, 900), (45, 1250), (30, 2000), (0, 3500)].into_iter().find(|(at, _)| *at <= round).unwrap().1;
+        world.round(budget).unwrap();
+        if rounds.contains(&round) {
+            let (plan, state) = (plan_snapshot(&world.plan), snapshot(&world.scheduler));
+            let _ = writeln!(text, "--- round {round}, budget {budget}\n{plan}\n{state}");
+        }
+    }
+    insta::assert_snapshot!(name, text);
+}
+
+#[test]
+fn the_whole_state_at_some_points() {
+    state("state_lever_first", Policy::LeverFirst, &[0, 29, 30, 45, 60, 90]);
+    state("state_protect_foreground", Policy::ProtectForeground, &[30, 45, 60, 90]);
 }

@@ -8,8 +8,8 @@
 //!   Where nobody runs, room for its prompt and a block of its answer is enough.
 //! - One that does not fit does not block the others: the next tenants have their turns, and then the lighter requests
 //!   behind it. But it is not passed for ever. Another tenant passes it only until that tenant is ahead by what the one
-//!   that does not fit costs, so that shares stay what they are; and after eight have passed it, nobody does until it
-//!   is in.
+//!   that does not fit costs, so that shares stay what they are; and after eight have passed it, nobody whose turn is
+//!   later goes in before it.
 //! - A tenant that waits for its own quota holds up nobody, and nobody passes it.
 //! - With [`Policy::ProtectForeground`] a foreground request for which there is no room makes batch move over.
 //! - It starts on the biggest rung of those it may use that fits. Beside others, weights are loaded for it only where
@@ -78,11 +78,6 @@ pub(super) fn admit(
             let Some(id) = id else { return Look::None };
             look_at(scheduler, frame, books, scratch, (id, class), &mut parked.inside, &mut stuck)
         };
-        if let Some(id) = scheduler.queues.of(class).barred
-            && matches!(look(scheduler, scratch, Some(id)), Look::Stop)
-        {
-            continue;
-        }
         scratch.behind.clear();
         // Whoever was let in has a later turn afterwards, so one walk over the turns sees them all.
         let (mut turn, mut open) = (scheduler.queues.of(class).next(None), true);
@@ -140,7 +135,7 @@ fn look_at(
     if let Some(rung) = place_for(scheduler, frame, books, sequence) {
         start(scheduler, books, scratch, id, rung);
         *inside += 1;
-        return if pass(scheduler, class, stuck) { Look::Stop } else { Look::In };
+        return if pass(scheduler, stuck) { Look::Stop } else { Look::In };
     }
     if class == Class::Foreground && displace(scheduler, frame, books, scratch, id) {
         // What follows would find the room of those who had to move.
@@ -151,23 +146,26 @@ fn look_at(
         *slot = Some((id, tenant, until));
     }
     stuck.count += 1;
-    let barred = scheduler.queues.of(class).barred == Some(id);
-    if barred || stuck.count >= LOOKED_AT { Look::Stop } else { Look::Out }
+    let often = overtaken(scheduler, id) >= PASSED_AT_MOST;
+    if often || stuck.count >= LOOKED_AT { Look::Stop } else { Look::Out }
+}
+
+fn overtaken(scheduler: &Scheduler, id: SequenceId) -> u32 {
+    match scheduler.sequences.get(id.parts()).map(|sequence| sequence.phase) {
+        Some(Phase::Waiting { overtaken, .. }) => overtaken,
+        _ => 0,
+    }
 }
 
 /// Everybody who does not fit was passed once more; whether somebody was so for the last time.
-fn pass(scheduler: &mut Scheduler, class: Class, stuck: &Stuck) -> bool {
+fn pass(scheduler: &mut Scheduler, stuck: &Stuck) -> bool {
     let mut last = false;
     for (id, ..) in stuck.requests.iter().flatten() {
         if let Some(sequence) = scheduler.sequences.get_mut(id.parts())
             && let Phase::Waiting { overtaken, .. } = &mut sequence.phase
         {
             *overtaken = overtaken.saturating_add(1);
-            if *overtaken >= PASSED_AT_MOST {
-                let barred = &mut scheduler.queues.of_mut(class).barred;
-                *barred = barred.or(Some(*id));
-                last = true;
-            }
+            last |= *overtaken >= PASSED_AT_MOST;
         }
     }
     last

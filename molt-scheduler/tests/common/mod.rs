@@ -2,6 +2,8 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test may stop where its ground is missing")]
 
+pub mod scene;
+
 use std::num::NonZeroU16;
 use std::ops::{Deref, DerefMut};
 
