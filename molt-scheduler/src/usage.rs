@@ -71,7 +71,12 @@ impl RungSet {
 
     /// Biggest rung first.
     pub(crate) fn iter(self) -> impl Iterator<Item = RungIdx> {
-        (0..RungIdx::LIMIT).map(RungIdx::new).filter(move |rung| self.contains(*rung))
+        let mut bits = self.0;
+        std::iter::from_fn(move || {
+            let lowest = u8::try_from(bits.trailing_zeros()).ok().filter(|_| bits != 0)?;
+            bits &= bits - 1;
+            Some(RungIdx::new(lowest))
+        })
     }
 
     /// Weights and scratch of the set.
