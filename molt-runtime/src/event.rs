@@ -78,6 +78,8 @@ pub enum Event {
         rss_bytes: Bytes,
         /// Of that, pages of files.
         rss_file_bytes: Bytes,
+        /// Usage by the engine's books minus what the scheduler had reckoned with, when the round began.
+        drift_bytes: i64,
     },
     /// An answer is complete.
     Finished {

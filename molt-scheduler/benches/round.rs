@@ -71,7 +71,9 @@ fn rounds(criterion: &mut Criterion) {
         let usage = settled.usage();
 
         let mut quiet = settled.clone();
-        quiet.scheduler.round(&Observation { now: quiet.now, budget, usage, progress: &quiet.progress }, &mut quiet.plan);
+        quiet
+            .scheduler
+            .round(&Observation { now: quiet.now, budget, usage, progress: &quiet.progress }, &mut quiet.plan);
         group.bench_function(BenchmarkId::new("quiet", tenants), |bencher| {
             bencher.iter(|| {
                 quiet.now = quiet.now + STEP;

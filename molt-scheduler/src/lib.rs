@@ -49,6 +49,8 @@
 //! 4. Where the need is over the limit, **levers** are used, in the order of [`LEVERS`]; the module of each says how it
 //!    chooses. Nobody is let in, comes back or goes up in such a round. Otherwise, the **ways back**: unpark, admit,
 //!    promote, each with its conditions in its module.
+//!    Among those who wait the foreground goes first, and within a class the tenant that was served least for its weight;
+//!    a tenant's own requests go in their order.
 //! 5. **Steps** are shared out over those who run, prompt chunks cut to the room that is left.
 //! 6. The decisions are **written down** in the order of execution: `Park` and `Shed`, `Release`, `Load`, `Demote` or
 //!    `Promote` one after another in the order of least peak, `Unpark` and `Admit`, and last the news for those who have
@@ -67,6 +69,15 @@
 //! - Nobody is ended. Whoever cannot run waits, with its cache.
 //! - Floors hold for every lever. One gives way only for a sequence that has been parked, or has waited outside, for
 //!   eight times [`Config::patience`], and only where nothing within its floor fits.
+//! - With [`Policy::ProtectForeground`] the foreground bears a lever only where stopping all of batch, and shedding all
+//!   its old context, does not suffice.
+//! - Shares follow weights also where not all fit: of two tenants of a class that always have a request waiting, the
+//!   tokens that their steps have read, each over its weight, are never further apart than the longest request of the one
+//!   and of the other and what one of them has inside, each over its weight. The error does not grow, so shares converge
+//!   as one over the time. A tenant that was idle begins where the others are, give or take their longest request.
+//! - A request that does not fit is passed by eight at most whose turn is later, and by another tenant only until that
+//!   one is ahead by what it costs. A tenant beside which others are registered may have as many requests waiting as
+//!   there are places left ([`Refusal::TenantQueueFull`]), so that no flood gets another one refused.
 //! - Every queue and every walk is bounded, and slots, not hashes, order every walk: the same state and observation give
 //!   the same plan, also after the state was written down and read again.
 //!

@@ -6,7 +6,7 @@
 use crate::climb;
 use crate::ids::{SequenceId, TenantId};
 use crate::input::{Observation, Progress};
-use crate::levers::{self, Candidate, Fit};
+use crate::levers::{self, Candidate, Fit, Group};
 use crate::plan::{Action, Plan};
 use crate::queue;
 use crate::scheduler::Scheduler;
@@ -24,6 +24,7 @@ pub(crate) struct Scratch {
     pub(crate) carries: Vec<Carry>,
     pub(crate) candidates: Vec<Candidate>,
     pub(crate) fits: Vec<Fit>,
+    pub(crate) groups: Vec<Group>,
     pub(crate) order: Vec<SequenceId>,
     pub(crate) counts: Vec<u64>,
     /// Tenants whose first requests were looked at and did not go in, and how many of them.

@@ -119,10 +119,10 @@ proptest! {
         let before: Vec<(f64, f64)> = (0..=last).map(|index| demand.standing(index)).collect();
         demand.run(0..last + 1, 800, 100 + room);
         let since = |index: usize| demand.standing(index).0 - before[index].0;
-        for other in 0..last {
+        for (other, (_, inside)) in before.iter().enumerate().take(last) {
             // Beyond the error of any two: the other one stood up to its longest request off the virtual time at which
             // the idle one began, and what it had inside then was charged before and served after.
-            let bound = demand.bound(other, last) + demand.longest(other) + before[other].1;
+            let bound = demand.bound(other, last) + demand.longest(other) + inside;
             let error = (since(other) - since(last)).abs();
             prop_assert!(error <= bound, "{error} tokens a weight apart since then, over {bound}");
         }

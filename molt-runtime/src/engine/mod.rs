@@ -215,7 +215,8 @@ impl Engine {
             trim_heap();
         }
         let (rss_bytes, rss_file_bytes) = (resident_set(), resident_files());
-        self.tell(None, Event::Sample { usage_bytes, budget_bytes: budget, rss_bytes, rss_file_bytes });
+        let drift_bytes = self.scheduler.drift();
+        self.tell(None, Event::Sample { usage_bytes, budget_bytes: budget, rss_bytes, rss_file_bytes, drift_bytes });
         self.read_tokens = 0;
         for step in plan.steps() {
             self.step(*step);

@@ -236,8 +236,8 @@ impl std::fmt::Display for Summary {
         }
         writeln!(
             f,
-            "\n{:20} {:>10} {:>6} {:>11} {:>7} {:>8} {:>15} {:>9} {:>9} {:>9}",
-            "tenant", "class", "weight", "served", "share", "entitled", "finished", "wait mean", "wait max", "parked"
+            "\n{:20} {:>10} {:>6} {:>11} {:>7} {:>9} {:>14} {:>9} {:>9} {:>9}",
+            "tenant", "class", "weight", "served", "share", "of weight", "finished", "wait mean", "wait max", "parked"
         )?;
         let mut kinds: BTreeMap<(std::cmp::Reverse<molt_scheduler::Class>, std::cmp::Reverse<u16>), Vec<_>> =
             BTreeMap::new();
@@ -279,7 +279,7 @@ impl Summary {
         let class_name = format!("{:?}", first.class).to_lowercase();
         writeln!(
             f,
-            "{name:20} {class_name:>10} {:>6} {served:>11} {share:>7} {entitled:>8} {finished:>15} {:>9} {:>9} {:>9}",
+            "{name:20} {class_name:>10} {:>6} {served:>11} {share:>7} {entitled:>9} {finished:>14} {:>9} {:>9} {:>9}",
             first.weight,
             seconds(Span::from_micros(waits)),
             seconds(most(|tenant| tenant.wait_us_max)),

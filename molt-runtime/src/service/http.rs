@@ -174,6 +174,7 @@ fn refused(refusal: &Refusal) -> Response {
         Refusal::OverQuota { .. } => (StatusCode::BAD_REQUEST, "over_quota"),
         Refusal::NeverFits { .. } => (StatusCode::BAD_REQUEST, "never_fits"),
         Refusal::QueueFull { .. } => (StatusCode::TOO_MANY_REQUESTS, "queue_full"),
+        Refusal::TenantQueueFull { .. } => (StatusCode::TOO_MANY_REQUESTS, "tenant_queue_full"),
         Refusal::UnknownTenant { .. } => (StatusCode::UNAUTHORIZED, "unknown_tenant"),
     };
     problem(status, code, &refusal.to_string())

@@ -10,9 +10,10 @@
 //! A tenant that shares its rung with another gains nothing by moving alone, since its old weights stay and new ones
 //! come; such an assignment never fits better than staying, so they move together.
 
+use crate::cost::LadderCost;
 use crate::input::Class;
 use crate::transition::Carry;
-use crate::units::{Bytes, RungIdx};
+use crate::units::{Bytes, RungIdx, Tokens};
 use crate::usage::RungSet;
 
 use super::{Candidate, Field, Movable};
@@ -26,6 +27,17 @@ pub(crate) enum Pick {
     NearForeground,
     /// All take the smallest cache.
     Small,
+}
+
+impl Pick {
+    /// Whether a class takes the biggest rung that it can.
+    fn near(self, class: Class) -> bool {
+        match self {
+            Self::Near => true,
+            Self::NearForeground => class == Class::Foreground,
+            Self::Small => false,
+        }
+    }
 }
 
 /// An assignment that fits: foreground harm, batch harm, then what tells equal ones apart.
@@ -51,13 +63,14 @@ pub(crate) fn choose(field: &mut Field<'_>, parked: usize, movable: Movable) -> 
     let usable = whole.and(field.frame.usable);
     let short = whole.len() <= 8;
     field.fits.clear();
+    let kept = group(field, parked);
     for bits in 1..=whole.bits() {
         let set = RungSet::numbered(bits);
         if !set.minus(usable).is_empty() || !(short || set.len() <= 3) {
             continue;
         }
         for pick in [Pick::Near, Pick::NearForeground, Pick::Small] {
-            if let Some((usage, harm)) = assign(field, parked, movable, set, pick)
+            if let Some((usage, harm)) = weigh(field, kept, movable, set, pick)
                 && usage <= field.frame.limit
             {
                 field.fits.push(Fit { harm, set, pick });
@@ -67,14 +80,14 @@ pub(crate) fn choose(field: &mut Field<'_>, parked: usize, movable: Movable) -> 
     field.fits.sort_unstable();
     for index in 0..field.fits.len() {
         let Some(Fit { set, pick, .. }) = field.fits.get(index).copied() else { break };
-        if let Some((usage, _)) = assign(field, parked, movable, set, pick) {
+        if let Some(usage) = assign(field, parked, movable, set, pick) {
             refine(field, parked, movable, set, usage, None);
             if lawful(field) {
                 return true;
             }
         }
         // What fits in the end may be too much on the way: then give back one by one, as long as the way stays lawful.
-        if let Some((usage, _)) = assign(field, parked, movable, set, pick)
+        if let Some(usage) = assign(field, parked, movable, set, pick)
             && lawful(field)
         {
             refine(field, parked, movable, set, usage, Some(REFINED_ONE_BY_ONE));
@@ -82,6 +95,51 @@ pub(crate) fn choose(field: &mut Field<'_>, parked: usize, movable: Movable) -> 
         }
     }
     false
+}
+
+/// Candidates that choose alike, since a choice is by class, rung and floor only. There are few of these, however many
+/// candidates there are, and so all sets can be weighed by them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Group {
+    class: Class,
+    rung: RungIdx,
+    floor: RungIdx,
+    weight: u64,
+    cached: Tokens,
+    count: Tokens,
+}
+
+impl Group {
+    fn of(found: &Candidate) -> Self {
+        let Candidate { class, weight, rung, floor, cached, .. } = *found;
+        Self { class, rung, floor, weight, cached, count: Tokens::new(1) }
+    }
+
+    fn alike(&self, other: &Self) -> bool {
+        (self.class, self.rung, self.floor) == (other.class, other.rung, other.floor)
+    }
+}
+
+/// Groups everybody but the first `parked`; the caches of all who do not run.
+fn group(field: &mut Field<'_>, parked: usize) -> Bytes {
+    let mut kept = field.parked;
+    field.groups.clear();
+    for (index, found) in field.candidates.iter().enumerate() {
+        if index < parked {
+            kept += field.ladder.cost(found.rung).cache_per_token.times(found.cached);
+            continue;
+        }
+        let one = Group::of(found);
+        match field.groups.iter_mut().find(|group| group.alike(&one)) {
+            Some(group) => {
+                group.weight = group.weight.saturating_add(one.weight);
+                group.cached += one.cached;
+                group.count += one.count;
+            }
+            None => field.groups.push(one),
+        }
+    }
+    kept
 }
 
 /// The rung that a candidate takes of a set.
@@ -92,42 +150,46 @@ pub(super) fn option(
     set: RungSet,
     near: bool,
 ) -> Option<RungIdx> {
-    let movable = movable.includes(found.class);
-    let allowed = |rung: &RungIdx| *rung == found.rung || (movable && *rung > found.rung && *rung <= found.floor);
-    let mut options = set.iter().filter(allowed);
-    if near { options.next() } else { options.min_by_key(|rung| field.ladder.cost(*rung).cache_per_token) }
+    choice(field.ladder, &Group::of(found), movable, set, near)
 }
 
-/// Assigns everybody but the first `parked` to a set; usage with the next step's growth, and the harm. `None` where
-/// somebody finds no rung in the set, or the set holds a rung that nobody takes.
-fn assign(
-    field: &mut Field<'_>,
-    parked: usize,
-    movable: Movable,
-    set: RungSet,
-    pick: Pick,
-) -> Option<(Bytes, (u64, u64))> {
+fn choice(ladder: &LadderCost, group: &Group, movable: Movable, set: RungSet, near: bool) -> Option<RungIdx> {
+    let movable = movable.includes(group.class);
+    let allowed = |rung: &RungIdx| *rung == group.rung || (movable && *rung > group.rung && *rung <= group.floor);
+    let mut options = set.iter().filter(allowed);
+    if near { options.next() } else { options.min_by_key(|rung| ladder.cost(*rung).cache_per_token) }
+}
+
+/// What an assignment to a set would come to: usage with the next step's growth, and the harm. `None` where somebody
+/// finds no rung in the set, or the set holds a rung that nobody takes.
+fn weigh(field: &Field<'_>, kept: Bytes, movable: Movable, set: RungSet, pick: Pick) -> Option<(Bytes, (u64, u64))> {
+    let (mut used, mut caches, mut harm) = (RungSet::EMPTY, kept, (0u64, 0u64));
+    for group in field.groups.iter() {
+        let to = choice(field.ladder, group, movable, set, pick.near(group.class))?;
+        used = used.with(to);
+        caches += field.ladder.cost(to).cache_per_token.times(group.cached + group.count);
+        let lost = u64::from(to.index() - group.rung.index()).saturating_mul(group.weight);
+        match group.class {
+            Class::Foreground => harm.0 = harm.0.saturating_add(lost),
+            Class::Batch => harm.1 = harm.1.saturating_add(lost),
+        }
+    }
+    (used == set).then(|| (caches + used.held(field.ladder), harm))
+}
+
+/// Assigns everybody but the first `parked` to a set; usage with the next step's growth. `None` where somebody finds no
+/// rung in the set.
+fn assign(field: &mut Field<'_>, parked: usize, movable: Movable, set: RungSet, pick: Pick) -> Option<Bytes> {
     let mut used = RungSet::EMPTY;
     let mut caches = field.parked;
-    let mut harm = (0u64, 0u64);
     for index in 0..field.candidates.len() {
         let found = *field.candidates.get(index)?;
         let (rung, to) = if index < parked {
             (found.rung, None)
         } else {
-            let near = match pick {
-                Pick::Near => true,
-                Pick::NearForeground => found.class == Class::Foreground,
-                Pick::Small => false,
-            };
-            let to = option(field, &found, movable, set, near)?;
+            let to = option(field, &found, movable, set, pick.near(found.class))?;
             used = used.with(to);
             caches += field.ladder.cost(to).cache_per_token;
-            let lost = u64::from(to.index() - found.rung.index()).saturating_mul(found.weight);
-            match found.class {
-                Class::Foreground => harm.0 = harm.0.saturating_add(lost),
-                Class::Batch => harm.1 = harm.1.saturating_add(lost),
-            }
             (to, Some(to))
         };
         caches += field.ladder.cost(rung).cache_per_token.times(found.cached);
@@ -135,7 +197,7 @@ fn assign(
             slot.to = to;
         }
     }
-    (used == set).then(|| (caches + used.held(field.ladder), harm))
+    Some(caches + used.held(field.ladder))
 }
 
 /// Lets those whom a lever should touch last have back what others have made room for, as far as it fits; with a number

@@ -25,7 +25,7 @@ use crate::transition::{Carry, Frame};
 use crate::units::{Bytes, RungIdx, Tokens};
 use crate::usage::{Books, RungSet};
 
-pub(crate) use demote::Fit;
+pub(crate) use demote::{Fit, Group};
 pub(crate) use shed::{shed, sheddable};
 
 /// The order of harm.
@@ -70,6 +70,7 @@ pub(crate) struct Field<'a> {
     pub(crate) candidates: &'a mut [Candidate],
     pub(crate) carries: &'a mut Vec<Carry>,
     pub(crate) fits: &'a mut Vec<Fit>,
+    pub(crate) groups: &'a mut Vec<Group>,
 }
 
 /// Who may be moved.
@@ -89,13 +90,21 @@ impl Movable {
 pub(crate) fn enforce(scheduler: &mut Scheduler, frame: &Frame, books: &mut Books, scratch: &mut Scratch) {
     press(scheduler, frame);
     gather(scheduler, scratch);
-    let Scratch { candidates, carries, fits, .. } = scratch;
+    let Scratch { candidates, carries, fits, groups, .. } = scratch;
     let running: Bytes =
         candidates.iter().map(|found| scheduler.ladder.cost(found.rung).cache_per_token.times(found.cached)).sum();
     let parked = books.caches(&scheduler.ladder) - running;
     let batch = candidates.iter().filter(|found| found.class == Class::Batch).count();
-    let mut field =
-        Field { ladder: &scheduler.ladder, frame, resident: scheduler.resident, parked, candidates, carries, fits };
+    let mut field = Field {
+        ladder: &scheduler.ladder,
+        frame,
+        resident: scheduler.resident,
+        parked,
+        candidates,
+        carries,
+        fits,
+        groups,
+    };
     let mut missing = Bytes::ZERO;
     let mut from_batch = false;
     let settled = match scheduler.config.policy {
@@ -167,14 +176,15 @@ pub(crate) fn make_room(
         return false;
     }
     gather(scheduler, scratch);
-    let Scratch { candidates, carries, fits, .. } = scratch;
+    let Scratch { candidates, carries, fits, groups, .. } = scratch;
     candidates.push(guest);
     let ladder = &scheduler.ladder;
     let own: Bytes = candidates.iter().map(|found| ladder.cost(found.rung).cache_per_token.times(found.cached)).sum();
     let parked = books.caches(ladder) - own;
     let batch = candidates.iter().filter(|found| found.class == Class::Batch).count();
     let frame = Frame { limit: frame.limit - near, ..*frame };
-    let mut field = Field { ladder, frame: &frame, resident: scheduler.resident, parked, candidates, carries, fits };
+    let mut field =
+        Field { ladder, frame: &frame, resident: scheduler.resident, parked, candidates, carries, fits, groups };
     let fits =
         demote::choose(&mut field, 0, Movable::Batch) || park::choose_among(&mut field, 0, batch, Movable::Batch);
     if fits {
