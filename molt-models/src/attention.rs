@@ -1,5 +1,8 @@
-//! Grouped-query attention over a cache: no repeated heads, no mask and no score matrix are ever made. Keys come in
-//! tiles, and the softmax is kept up to date as they pass (FlashAttention, arXiv 2205.14135).
+//! Grouped-query attention over a cache: no repeated heads and no score matrix are ever made. Keys come in tiles, and the
+//! softmax is kept up to date as they pass (FlashAttention, arXiv 2205.14135).
+//!
+//! Tiles begin at the same slots for every query, and a query's sums are made in the same order whoever is read beside it:
+//! what a token gets does not depend on the tokens of its pass, to the last bit.
 
 use std::ops::Range;
 
@@ -8,7 +11,7 @@ use molt_kv::cache::KvCache;
 use rayon::prelude::*;
 
 use crate::config::ModelConfig;
-use crate::kernels::{add_scaled, dot};
+use crate::kernels::{Left, exp_sum, largest_of, panel, transpose_halves};
 
 /// Cached tokens widened to f32 at a time.
 const TILE: usize = 64;
@@ -30,82 +33,101 @@ pub(crate) fn attend(
     if slots.len() == 1 {
         // A lone token: the heads are shared out.
         return out.par_chunks_mut(group_width).enumerate().for_each(|(head, out)| {
-            let q = &queries[head * group_width..(head + 1) * group_width];
-            attend_head(config, cache, layer, head, slots.start, &[q], &mut [out]);
+            let own = head * group_width..(head + 1) * group_width;
+            Pass::new(config, cache, layer, head).run(slots.start, &[&queries[own]], &mut [out]);
         });
     }
     out.par_chunks_mut(QUERIES * width).enumerate().for_each(|(block, out)| {
         let first = block * QUERIES;
         for head in 0..config.kv_heads {
             let own = head * group_width..(head + 1) * group_width;
-            let q: Vec<&[f32]> = queries[first * width..].chunks_exact(width).map(|row| &row[own.clone()]).collect();
             let mut rows: Vec<&mut [f32]> = out.chunks_exact_mut(width).map(|row| &mut row[own.clone()]).collect();
-            let q = &q[..rows.len()];
-            attend_head(config, cache, layer, head, slots.start + first, q, &mut rows);
+            let queries = queries[first * width..].chunks_exact(width).map(|row| &row[own.clone()]);
+            let queries: Vec<&[f32]> = queries.take(rows.len()).collect();
+            Pass::new(config, cache, layer, head).run(slots.start + first, &queries, &mut rows);
         }
     });
 }
 
-/// Queries of consecutive slots from `first` (each `[group, head_dim]`) over one key/value head.
-fn attend_head(
-    config: &ModelConfig,
-    cache: &KvCache,
+/// Some queries over one key/value head.
+struct Pass<'a> {
+    config: &'a ModelConfig,
+    cache: &'a KvCache,
     layer: usize,
     head: usize,
-    first: usize,
-    queries: &[&[f32]],
-    out: &mut [&mut [f32]],
-) {
-    let dim = config.head_dim;
-    let (kv_width, group) = (config.kv_width(), config.heads / config.kv_heads);
-    let scale = (dim as f32).powf(-0.5);
-    let (keys, values) = (cache.keys(layer), cache.values(layer));
-    let (mut key_tile, mut value_tile) = (vec![0.0f32; TILE * dim], vec![0.0f32; TILE * dim]);
-    // Of each query: the largest score so far and the sum of the weights relative to it.
-    let mut state = vec![(f32::NEG_INFINITY, 0.0f32); queries.len() * group];
-    for row in out.iter_mut() {
-        row.fill(0.0);
+    /// `[head_dim, TILE]`.
+    keys: Vec<f32>,
+    /// `[TILE, head_dim]`.
+    values: Vec<f32>,
+}
+
+/// Of each row: the largest score so far, and the sum of the weights relative to it.
+#[derive(Debug, Clone, Copy)]
+struct Running {
+    top: f32,
+    sum: f32,
+}
+
+impl<'a> Pass<'a> {
+    fn new(config: &'a ModelConfig, cache: &'a KvCache, layer: usize, head: usize) -> Self {
+        let tile = vec![0.0; TILE * config.head_dim];
+        Self { config, cache, layer, head, keys: tile.clone(), values: tile }
     }
-    let end = first + queries.len();
-    for start in (0..end).step_by(TILE) {
-        let tile = start..(start + TILE).min(end);
-        for (at, slot) in tile.clone().enumerate() {
-            let from = slot * kv_width + head * dim;
-            keys[from..from + dim].convert_to_f32_slice(&mut key_tile[at * dim..(at + 1) * dim]);
-            values[from..from + dim].convert_to_f32_slice(&mut value_tile[at * dim..(at + 1) * dim]);
+
+    /// Queries of consecutive slots from `first` on, each `[group, head_dim]`.
+    fn run(mut self, first: usize, queries: &[&[f32]], out: &mut [&mut [f32]]) {
+        let dim = self.config.head_dim;
+        let group = self.config.heads / self.config.kv_heads;
+        let scale = (dim as f32).powf(-0.5);
+        let rows = queries.len() * group;
+        // `[queries, group, head_dim]`, one after another.
+        let scaled: Vec<f32> = queries.iter().copied().flatten().map(|q| q * scale).collect();
+        let mut mixed = vec![0.0f32; rows * dim];
+        let mut scores = vec![0.0f32; rows * TILE];
+        let mut running = vec![Running { top: f32::NEG_INFINITY, sum: 0.0 }; rows];
+        let end = first + queries.len();
+        for start in (0..end).step_by(TILE) {
+            self.widen(start..(start + TILE).min(end));
+            scores.fill(0.0);
+            panel(Left { values: &scaled, rows, width: dim, stride: dim }, &self.keys, TILE, &mut scores);
+            for (row, scores) in scores.chunks_exact_mut(TILE).enumerate() {
+                // Causal: nothing after the query's own slot.
+                let seen = (first + row / group + 1).saturating_sub(start).min(TILE);
+                scores[seen..].fill(f32::NEG_INFINITY);
+                if seen == 0 {
+                    scores.fill(0.0);
+                    continue;
+                }
+                let (running, mixed) = (&mut running[row], &mut mixed[row * dim..(row + 1) * dim]);
+                let top = largest_of(scores, running.top);
+                if top > running.top {
+                    let shrink = (running.top - top).exp();
+                    running.sum *= shrink;
+                    mixed.iter_mut().for_each(|value| *value *= shrink);
+                    running.top = top;
+                }
+                running.sum += exp_sum(scores, top);
+            }
+            panel(Left { values: &scores, rows, width: TILE, stride: TILE }, &self.values, dim, &mut mixed);
         }
-        for (index, (query, out)) in queries.iter().zip(out.iter_mut()).enumerate() {
-            // Causal: nothing after the query's own slot.
-            let seen = (first + index + 1).saturating_sub(start).min(tile.len());
-            if seen == 0 {
-                continue;
-            }
-            let heads = query.chunks_exact(dim).zip(out.chunks_exact_mut(dim));
-            for ((q, o), (largest, sum)) in heads.zip(&mut state[index * group..(index + 1) * group]) {
-                let mut scores = [0.0f32; TILE];
-                let mut top = *largest;
-                for (score, key) in scores[..seen].iter_mut().zip(key_tile.chunks_exact(dim)) {
-                    *score = dot(q, key) * scale;
-                    top = top.max(*score);
-                }
-                if top > *largest {
-                    let shrink = (*largest - top).exp();
-                    *sum *= shrink;
-                    o.iter_mut().for_each(|v| *v *= shrink);
-                    *largest = top;
-                }
-                for (score, value) in scores[..seen].iter().zip(value_tile.chunks_exact(dim)) {
-                    let weight = (score - top).exp();
-                    *sum += weight;
-                    add_scaled(o, value, weight);
-                }
-            }
+        for (out, (mixed, running)) in
+            out.iter_mut().flat_map(|out| out.chunks_exact_mut(dim)).zip(mixed.chunks_exact(dim).zip(&running))
+        {
+            let inverse = running.sum.recip();
+            out.iter_mut().zip(mixed).for_each(|(out, value)| *out = value * inverse);
         }
     }
-    for (row, state) in out.iter_mut().zip(state.chunks_exact(group)) {
-        for (o, (_, sum)) in row.chunks_exact_mut(dim).zip(state) {
-            let inverse = sum.recip();
-            o.iter_mut().for_each(|v| *v *= inverse);
+
+    /// Widens keys and values of some slots; where there are fewer than a tile, what remains of an earlier tile is
+    /// masked by its scores.
+    fn widen(&mut self, slots: Range<usize>) {
+        let (dim, width) = (self.config.head_dim, self.config.kv_width());
+        let from = slots.start * width + self.head * dim;
+        let keys = &self.cache.keys(self.layer)[from..];
+        transpose_halves(keys, width, dim, slots.len(), TILE, &mut self.keys);
+        let values = self.cache.values(self.layer)[from..].chunks(width);
+        for (values, out) in values.take(slots.len()).zip(self.values.chunks_exact_mut(dim)) {
+            values[..dim].convert_to_f32_slice(out);
         }
     }
 }

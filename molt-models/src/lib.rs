@@ -20,7 +20,7 @@ mod tokenizer;
 pub use error::ModelError;
 pub use ladder::{BridgeEntry, FileEntry, Ladder, LadderFile, Rung, RungEntry};
 pub use matrix::Matrix;
-pub use model::{CHUNK, Embedding, Model, ModelBytes};
+pub use model::{CHUNK, Embedding, Model, ModelBytes, Part};
 pub use precision::{Precision, Stored};
 pub use template::{ChatTemplate, Message};
 pub use tokenizer::{TextStream, Tokenizer, Vocabulary};

@@ -18,12 +18,18 @@ use crate::attention::attend;
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::file::ModelFile;
-use crate::kernels::{Format, Weights};
+use crate::kernels::{Format, Product, Weights, multiply_all, silu_mul};
 use crate::matrix::Matrix;
 use crate::precision::{self, Precision, Stored};
 
 /// Most tokens that one pass reads: enough to spread the widening of weights, small enough for the scratch.
 pub const CHUNK: usize = 256;
+
+/// Tokens whose logits are made together.
+const LOGITS: usize = 8;
+
+/// Values of SwiGLU that one thread takes at a time: those of one token of a small model, some of a big one.
+const SILU: usize = 4_096;
 
 /// Which table embeds tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -69,8 +75,15 @@ struct Linear {
 
 impl Linear {
     fn apply(&self, input: &[f32], output: &mut [f32]) {
-        self.weight.view().multiply(input, output);
-        if let Some(bias) = &self.bias {
+        Self::apply_all(input, &mut [(self, output)]);
+    }
+
+    /// Several layers of the same inputs at once.
+    fn apply_all<const N: usize>(input: &[f32], layers: &mut [(&Self, &mut [f32]); N]) {
+        let mut products = layers.each_mut().map(|(layer, output)| Product { weights: layer.weight.view(), output });
+        multiply_all(input, &mut products);
+        for (layer, output) in layers {
+            let Some(bias) = &layer.bias else { continue };
             for row in output.chunks_exact_mut(bias.len()) {
                 row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
             }
@@ -90,13 +103,17 @@ impl Scratch {
         CHUNK * (config.width + 2 * config.q_width() + 2 * config.kv_width() + 2 * config.ffn_width)
     }
 
+    fn logits(config: &ModelConfig) -> usize {
+        LOGITS * (config.vocab + config.width)
+    }
+
     fn bytes(config: &ModelConfig) -> usize {
-        (Self::floats(config) + config.vocab + config.width) * size_of::<f32>()
+        (Self::floats(config) + Self::logits(config)) * size_of::<f32>()
     }
 
     fn new(config: &ModelConfig, ledger: &Ledger) -> Result<Self, ModelError> {
         let region = Region::new(ledger, Kind::Scratch, Self::floats(config) * size_of::<f32>())?;
-        let logits = Region::new(ledger, Kind::Scratch, (config.vocab + config.width) * size_of::<f32>())?;
+        let logits = Region::new(ledger, Kind::Scratch, Self::logits(config) * size_of::<f32>())?;
         Ok(Self { region, logits })
     }
 }
@@ -185,6 +202,14 @@ impl Model {
         })
     }
 
+    /// Bytes of weights that decoding one token reads: every linear layer and the output head.
+    pub fn bytes_per_token(&self) -> usize {
+        let block = |b: &Block| {
+            [&b.q, &b.k, &b.v, &b.output, &b.gate, &b.up, &b.down].map(|l| l.weight.bytes()).iter().sum::<usize>()
+        };
+        self.blocks.iter().map(block).sum::<usize>() + self.table.bytes()
+    }
+
     /// The decoder's shape.
     pub fn config(&self) -> &ModelConfig {
         &self.config
@@ -192,29 +217,156 @@ impl Model {
 
     /// Logits `[vocab]` of the token whose hidden state `[width]` left the last layer, lent to `use_them`.
     pub fn with_logits<T>(&self, hidden: &[f32], use_them: impl FnOnce(&mut [f32]) -> T) -> T {
-        let mut scratch = self.scratch.lock();
-        let (logits, rest) = scratch.logits.as_mut_slice::<f32>().split_at_mut(self.config.vocab);
-        let normed = &mut rest[..self.config.width];
-        rms_norm(hidden, &self.output_norm, self.config.rms_eps, normed);
-        self.table.view().multiply(normed, logits);
-        use_them(logits)
+        use_them(self.head(hidden, &mut self.scratch.lock().logits))
     }
 
-    /// Reads tokens through all layers in passes of at most [`CHUNK`] and returns the last hidden state. Given up
-    /// between two layers where `stop` is raised; the cache is then as it was before the pass that was given up.
-    pub fn read(&self, tokens: &[u32], cache: &mut KvCache, stop: &StopFlag) -> Result<Vec<f32>, ModelError> {
-        let mut hidden = Vec::new();
-        for chunk in tokens.chunks(CHUNK) {
-            let slots = cache.append(chunk)?;
-            self.embed(chunk, &mut hidden);
-            if let Err(stopped) = self.run_layers(0..self.config.layers, &mut hidden, cache, slots.clone(), stop) {
-                cache.truncate(slots.start);
-                return Err(stopped.into());
+    /// Logits of several tokens `[tokens, width]`, lent to `use_them` one after another with their place; the output
+    /// head is read once for every eight.
+    pub fn with_each_logits(&self, hidden: &[f32], mut use_them: impl FnMut(usize, &mut [f32])) {
+        let mut scratch = self.scratch.lock();
+        for (group, hidden) in hidden.chunks(LOGITS * self.config.width).enumerate() {
+            let logits = self.head(hidden, &mut scratch.logits).chunks_exact_mut(self.config.vocab);
+            for (at, logits) in logits.enumerate() {
+                use_them(group * LOGITS + at, logits);
             }
         }
-        let last = hidden.len().saturating_sub(self.config.width);
-        Ok(hidden.split_off(last))
     }
+
+    /// The output head over at most [`LOGITS`] tokens.
+    fn head<'s>(&self, hidden: &[f32], scratch: &'s mut Region) -> &'s mut [f32] {
+        let tokens = hidden.len() / self.config.width;
+        let (logits, normed) = scratch.as_mut_slice::<f32>().split_at_mut(LOGITS * self.config.vocab);
+        let (logits, normed) = (&mut logits[..tokens * self.config.vocab], &mut normed[..hidden.len()]);
+        rms_norm(hidden, &self.output_norm, self.config.rms_eps, normed);
+        self.table.view().multiply(normed, logits);
+        logits
+    }
+
+    /// Reads tokens through all layers and returns the last one's hidden state `[width]`; see
+    /// [`Model::read_together`].
+    pub fn read(&self, tokens: &[u32], cache: &mut KvCache, stop: &StopFlag) -> Result<Vec<f32>, ModelError> {
+        self.read_together(&mut [Part { tokens, cache }], stop)
+    }
+
+    /// Reads tokens of several sequences through all layers, in passes of at most [`CHUNK`] tokens that they share: the
+    /// weights are read once for all of them. Returns the last hidden state of each, `[parts, width]`; of one without
+    /// tokens, zeros.
+    ///
+    /// Given up between two layers where `stop` is raised, or where a cache is full; every cache is then as it was.
+    pub fn read_together(&self, parts: &mut [Part<'_>], stop: &StopFlag) -> Result<Vec<f32>, ModelError> {
+        let before: Vec<usize> = parts.iter().map(|part| part.cache.len()).collect();
+        let read = self.passes(parts, stop);
+        if read.is_err() {
+            for (part, before) in parts.iter_mut().zip(before) {
+                part.cache.truncate(before);
+            }
+        }
+        read
+    }
+
+    fn passes(&self, parts: &mut [Part<'_>], stop: &StopFlag) -> Result<Vec<f32>, ModelError> {
+        let width = self.config.width;
+        let mut last = vec![0.0; parts.len() * width];
+        let mut hidden = Vec::new();
+        // Of each part, how many of its tokens have been read.
+        let mut read = vec![0; parts.len()];
+        loop {
+            let (mut segments, mut tokens, mut ends) = (Vec::new(), Vec::new(), Vec::new());
+            for (index, (part, read)) in parts.iter_mut().zip(&mut read).enumerate() {
+                let count = (part.tokens.len() - *read).min(CHUNK - tokens.len());
+                if count == 0 {
+                    continue;
+                }
+                let own = &part.tokens[*read..*read + count];
+                let slots = part.cache.append(own)?;
+                tokens.extend_from_slice(own);
+                *read += count;
+                if *read == part.tokens.len() {
+                    ends.push((index, tokens.len() - 1));
+                }
+                segments.push(Segment { cache: &mut *part.cache, slots });
+            }
+            if tokens.is_empty() {
+                return Ok(last);
+            }
+            self.embed(&tokens, &mut hidden);
+            self.run(0..self.config.layers, &mut hidden, &mut segments, stop)?;
+            for (index, token) in ends {
+                last[index * width..(index + 1) * width].copy_from_slice(&hidden[token * width..(token + 1) * width]);
+            }
+        }
+    }
+
+    /// Runs layers over hidden states `[tokens, width]` of several sequences, one after another.
+    fn run(
+        &self,
+        layers: Range<usize>,
+        hidden: &mut [f32],
+        segments: &mut [Segment<'_>],
+        stop: &StopFlag,
+    ) -> Result<(), Stopped> {
+        let c = &self.config;
+        let n = hidden.len() / c.width;
+        debug_assert!(n <= CHUNK && segments.iter().map(|s| s.slots.len()).sum::<usize>() == n);
+        let mut scratch = self.scratch.lock();
+        let mut rest = scratch.region.as_mut_slice::<f32>();
+        let mut take = |width: usize| -> &mut [f32] {
+            let (part, after) = std::mem::take(&mut rest).split_at_mut(n * width);
+            rest = after;
+            part
+        };
+        let (normed, q, mixed) = (take(c.width), take(c.q_width()), take(c.q_width()));
+        let (k, v) = (take(c.kv_width()), take(c.kv_width()));
+        let (gate, up) = (take(c.ffn_width), take(c.ffn_width));
+        let mut positions = Vec::with_capacity(n);
+        for segment in &*segments {
+            positions.extend(segment.cache.slots()[segment.slots.clone()].iter().map(|slot| slot.position));
+        }
+        for layer in layers {
+            if stop.is_up() {
+                return Err(Stopped);
+            }
+            let block = &self.blocks[layer];
+            rms_norm(hidden, &block.attn_norm, c.rms_eps, normed);
+            Linear::apply_all(normed, &mut [(&block.q, q), (&block.k, k), (&block.v, v)]);
+            for (at, position) in positions.iter().enumerate() {
+                self.rope.turn(&mut q[at * c.q_width()..(at + 1) * c.q_width()], *position, Turn::Forward);
+                self.rope.turn(&mut k[at * c.kv_width()..(at + 1) * c.kv_width()], *position, Turn::Forward);
+            }
+            let mut first = 0;
+            for segment in &mut *segments {
+                let own = first..first + segment.slots.len();
+                let (keys, queries) =
+                    (own.start * c.kv_width()..own.end * c.kv_width(), own.start * c.q_width()..own.end * c.q_width());
+                segment.cache.write(layer, segment.slots.start, &k[keys.clone()], &v[keys]);
+                first = own.end;
+                attend(c, segment.cache, layer, segment.slots.clone(), &q[queries.clone()], &mut mixed[queries]);
+            }
+            block.output.apply(mixed, normed);
+            hidden.iter_mut().zip(&*normed).for_each(|(h, o)| *h += o);
+            rms_norm(hidden, &block.ffn_norm, c.rms_eps, normed);
+            Linear::apply_all(normed, &mut [(&block.gate, gate), (&block.up, up)]);
+            gate.par_chunks_mut(SILU).zip(up.par_chunks(SILU)).for_each(|(gate, up)| silu_mul(gate, up));
+            block.down.apply(gate, normed);
+            hidden.iter_mut().zip(&*normed).for_each(|(h, o)| *h += o);
+        }
+        Ok(())
+    }
+}
+
+/// Tokens to read into a cache.
+#[derive(Debug)]
+pub struct Part<'a> {
+    /// The tokens.
+    pub tokens: &'a [u32],
+    /// The cache, with room for them.
+    pub cache: &'a mut KvCache,
+}
+
+/// Slots of a cache that a pass fills.
+struct Segment<'a> {
+    cache: &'a mut KvCache,
+    slots: Range<usize>,
 }
 
 impl Decoder for Model {
@@ -258,47 +410,7 @@ impl Decoder for Model {
         slots: Range<usize>,
         stop: &StopFlag,
     ) -> Result<(), Stopped> {
-        let c = &self.config;
-        let n = slots.len();
-        debug_assert!(n <= CHUNK && hidden.len() == n * c.width);
-        let mut scratch = self.scratch.lock();
-        let mut rest = scratch.region.as_mut_slice::<f32>();
-        let mut take = |width: usize| -> &mut [f32] {
-            let (part, after) = std::mem::take(&mut rest).split_at_mut(n * width);
-            rest = after;
-            part
-        };
-        let (normed, q, mixed) = (take(c.width), take(c.q_width()), take(c.q_width()));
-        let (k, v) = (take(c.kv_width()), take(c.kv_width()));
-        let (gate, up) = (take(c.ffn_width), take(c.ffn_width));
-        let positions: Vec<u32> = cache.slots()[slots.clone()].iter().map(|s| s.position).collect();
-        for layer in layers {
-            if stop.is_up() {
-                return Err(Stopped);
-            }
-            let block = &self.blocks[layer];
-            rms_norm(hidden, &block.attn_norm, c.rms_eps, normed);
-            block.q.apply(normed, q);
-            block.k.apply(normed, k);
-            block.v.apply(normed, v);
-            for (at, position) in positions.iter().enumerate() {
-                self.rope.turn(&mut q[at * c.q_width()..(at + 1) * c.q_width()], *position, Turn::Forward);
-                self.rope.turn(&mut k[at * c.kv_width()..(at + 1) * c.kv_width()], *position, Turn::Forward);
-            }
-            cache.write(layer, slots.start, k, v);
-            attend(c, cache, layer, slots.clone(), q, mixed);
-            block.output.apply(mixed, normed);
-            hidden.iter_mut().zip(&*normed).for_each(|(h, o)| *h += o);
-            rms_norm(hidden, &block.ffn_norm, c.rms_eps, normed);
-            block.gate.apply(normed, gate);
-            block.up.apply(normed, up);
-            gate.par_chunks_mut(c.ffn_width).zip(up.par_chunks(c.ffn_width)).for_each(|(gate, up)| {
-                gate.iter_mut().zip(up).for_each(|(g, u)| *g = *g / (1.0 + (-*g).exp()) * u);
-            });
-            block.down.apply(gate, normed);
-            hidden.iter_mut().zip(&*normed).for_each(|(h, o)| *h += o);
-        }
-        Ok(())
+        self.run(layers, hidden, &mut [Segment { cache, slots }], stop)
     }
 
     fn multiply(&self, matrix: &Q8Matrix, input: &[f32], output: &mut [f32]) {

@@ -62,25 +62,17 @@ impl Sampler {
         }
         self.candidates.clear();
         self.candidates.extend((0u32..).zip(logits.iter().copied()));
-        let descending = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-        let keep = if s.top_k == 0 { self.candidates.len() } else { s.top_k.min(self.candidates.len()) };
-        if keep < self.candidates.len() {
-            self.candidates.select_nth_unstable_by(keep, descending);
-            self.candidates.truncate(keep);
+        if s.top_k > 0 && s.top_k < self.candidates.len() {
+            self.candidates.select_nth_unstable_by(s.top_k, descending);
+            self.candidates.truncate(s.top_k);
         }
-        self.candidates.sort_unstable_by(descending);
-        let top = self.candidates.first().map_or(0.0, |c| c.1);
+        let top = self.candidates.iter().map(|c| c.1).fold(f32::NEG_INFINITY, f32::max);
         let mut total = 0.0;
         for candidate in &mut self.candidates {
             candidate.1 = ((candidate.1 - top) / s.temperature).exp();
             total += candidate.1;
         }
-        let mut kept = 0.0;
-        let nucleus = self.candidates.iter().position(|c| {
-            kept += c.1;
-            kept >= s.top_p * total
-        });
-        self.candidates.truncate(nucleus.map_or(self.candidates.len(), |n| n + 1));
+        nucleus(&mut self.candidates, s.top_p * total);
         let total: f32 = self.candidates.iter().map(|c| c.1).sum();
         let mut at = self.rng.random::<f32>() * total;
         let chosen = self.candidates.iter().find(|c| {
@@ -88,6 +80,37 @@ impl Sampler {
             at <= 0.0
         });
         chosen.or(self.candidates.last()).map_or(0, |c| c.0)
+    }
+}
+
+/// Most likely first; of equals the lower id.
+fn descending(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
+    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+}
+
+/// How many of the most likely candidates are sorted at first, in the hope that they suffice.
+const SORTED: usize = 64;
+
+/// Keeps the most likely candidates that together have that weight, most likely first. Sorts no more of them than it
+/// takes: most distributions have their weight in few of 150,000 tokens.
+fn nucleus(candidates: &mut Vec<(u32, f32)>, weight: f32) {
+    let mut sorted = SORTED.min(candidates.len());
+    loop {
+        if sorted < candidates.len() {
+            candidates.select_nth_unstable_by(sorted, descending);
+        }
+        let (most, _) = candidates.split_at_mut(sorted);
+        most.sort_unstable_by(descending);
+        let mut kept = 0.0;
+        let last = most.iter().position(|candidate| {
+            kept += candidate.1;
+            kept >= weight
+        });
+        match last {
+            Some(last) => return candidates.truncate(last + 1),
+            None if sorted == candidates.len() => return,
+            None => sorted = (sorted * 8).min(candidates.len()),
+        }
     }
 }
 
@@ -127,6 +150,34 @@ mod tests {
         assert_eq!(counts(SamplingSettings { top_p: 0.8, ..base }, &logits, &[])[2..], [0, 0]);
         let penalised = SamplingSettings { temperature: 0.0, repetition_penalty: 3.0, ..base };
         assert_eq!(counts(penalised, &logits, &[0]), [0, 2_000, 0, 0]);
+    }
+
+    #[test]
+    fn a_nucleus_is_what_a_full_sort_would_keep() {
+        let check = |count: u32, weight: f32| {
+            let mut state = 7u32;
+            let mut random = || {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 20) as f32 / 4096.0
+            };
+            let all: Vec<(u32, f32)> = (0..count).map(|id| (id, random())).collect();
+            let mut expected = all.clone();
+            expected.sort_unstable_by(descending);
+            let mut kept = 0.0;
+            let last = expected.iter().position(|c| {
+                kept += c.1;
+                kept >= weight
+            });
+            expected.truncate(last.map_or(expected.len(), |last| last + 1));
+            let mut found = all;
+            nucleus(&mut found, weight);
+            assert_eq!(found, expected, "{count} candidates, weight {weight}");
+        };
+        for count in [0, 1, 63, 64, 65, 3_000] {
+            for weight in [0.0, 0.5, 40.0, 1_000.0, f32::INFINITY] {
+                check(count, weight);
+            }
+        }
     }
 
     #[test]

@@ -12,7 +12,8 @@ use molt_kv::decoder::{Decoder as _, StopFlag};
 use molt_kv::ledger::{Kind, Ledger};
 use molt_models::autograd::AutogradDecoder;
 use molt_models::kernels::Weights;
-use molt_models::{Model, Rung};
+use molt_models::sampling::argmax;
+use molt_models::{Model, Part, Rung};
 use molt_scheduler::units::{Bytes, RungIdx, Tokens};
 
 /// The same weights as candle tensors.
@@ -65,7 +66,7 @@ fn the_fast_decoder_is_the_differentiable_one() {
     check_against_twin(TIER1, 0.3);
 }
 
-fn check_chunks(model: &Model, tokens: &[u32], whole: &[f64], sizes: &[usize], ledger: &Ledger) {
+fn check_chunks(model: &Model, tokens: &[u32], whole: (&KvCache, &[f32]), sizes: &[usize], ledger: &Ledger) {
     let mut cache = KvCache::new(model.cache_shape(), Tokens::new(600), ledger).unwrap();
     let (mut at, mut hidden) = (0, Vec::new());
     for size in sizes.iter().cycle() {
@@ -76,9 +77,16 @@ fn check_chunks(model: &Model, tokens: &[u32], whole: &[f64], sizes: &[usize], l
             break;
         }
     }
-    let off = largest_difference(&log_softmax(model, &hidden), whole);
-    // Lone tokens take the integer product, which rounds inputs to 8 bits where weights are quantised.
-    assert!(off < 0.1, "chunks of {sizes:?}: log-probabilities differ by up to {off}");
+    check_same(model, (&cache, &hidden), whole, &format!("chunks of {sizes:?}"));
+}
+
+/// To the last bit.
+fn check_same(model: &Model, found: (&KvCache, &[f32]), expected: (&KvCache, &[f32]), what: &str) {
+    assert_eq!(found.1, expected.1, "{what}: last hidden states");
+    for layer in 0..model.config().layers {
+        assert_eq!(found.0.keys(layer), expected.0.keys(layer), "{what}: keys of layer {layer}");
+        assert_eq!(found.0.values(layer), expected.0.values(layer), "{what}: values of layer {layer}");
+    }
 }
 
 #[test]
@@ -87,11 +95,42 @@ fn chunks_make_no_difference() {
     let tokens = ladder.tokenizer().encode(PROSE).unwrap();
     for rung in [TIER0, TIER1, TIER2] {
         let model = load(&ladder, rung, &ledger);
-        let (_, hidden) = read(&model, &tokens, &ledger);
-        let whole = log_softmax(&model, &hidden);
+        let (cache, hidden) = read(&model, &tokens, &ledger);
         for sizes in [&[1][..], &[7], &[64], &[3, 1, 50]] {
-            check_chunks(&model, &tokens, &whole, sizes, &ledger);
+            check_chunks(&model, &tokens, (&cache, &hidden), sizes, &ledger);
         }
+    }
+}
+
+#[test]
+fn company_makes_no_difference() {
+    let (ladder, ledger) = (pocket(), Ledger::new());
+    let tokens = ladder.tokenizer().encode(PROSE).unwrap();
+    for rung in [TIER0, TIER1, TIER2] {
+        let model = load(&ladder, rung, &ledger);
+        // Of each: how much it has read already, and how much it reads in company; together more than one pass.
+        let shares = [(0, tokens.len()), (10, 1), (0, 70), (33, 1), (5, 0), (0, tokens.len())];
+        let mut caches: Vec<KvCache> =
+            shares.iter().map(|(before, _)| read(&model, &tokens[..*before], &ledger).0).collect();
+        let parts = caches.iter_mut().zip(shares);
+        let parts = parts.map(|(cache, (before, more))| Part { tokens: &tokens[before..before + more], cache });
+        let hidden = model.read_together(&mut parts.collect::<Vec<_>>(), &StopFlag::new()).unwrap();
+        let width = model.config().width;
+        let mut alone = Vec::new();
+        for (at, ((before, more), cache)) in shares.into_iter().zip(&caches).enumerate() {
+            let (expected, mut last) = read(&model, &tokens[..before + more], &ledger);
+            if more == 0 {
+                last = vec![0.0; width];
+            }
+            check_same(
+                &model,
+                (cache, &hidden[at * width..(at + 1) * width]),
+                (&expected, &last),
+                &format!("{rung}, {at}"),
+            );
+            model.with_logits(&last, |logits| alone.push(logits.to_vec()));
+        }
+        model.with_each_logits(&hidden, |at, logits| assert_eq!(logits, alone[at], "{rung}: logits of {at}"));
     }
 }
 
@@ -126,8 +165,38 @@ fn a_step_that_is_given_up_leaves_no_trace() {
     assert_eq!((cache.slots(), ledger.total()), (&before[..], used));
     stop.lower();
     let again = model.read(&tokens[40..], &mut cache, &stop).unwrap();
-    let (_, expected) = read(&model, &tokens, &ledger);
-    assert!(largest_difference(&log_softmax(&model, &again), &log_softmax(&model, &expected)) < 0.01);
+    let (whole, expected) = read(&model, &tokens, &ledger);
+    check_same(&model, (&cache, &again), (&whole, &expected), "read again");
+}
+
+#[test]
+fn ten_thousand_steps_take_no_memory() {
+    let (ladder, ledger) = (pocket(), Ledger::new());
+    let model = load(&ladder, TIER2, &ledger);
+    let (mut cache, mut hidden) = read(&model, &[1], &ledger);
+    let mut resident = Vec::new();
+    for step in 0..10_000 {
+        let next = model.with_logits(&hidden, |logits| argmax(logits));
+        hidden = model.read(&[next], &mut cache, &StopFlag::new()).unwrap();
+        if cache.len() == 500 {
+            // The conversation begins again; the pages go back.
+            cache.truncate(1);
+        }
+        if step == 2_000 || step == 9_999 {
+            resident.push((ledger.total(), anonymous_kib()));
+        }
+    }
+    let [(books, before), (later, after)] = resident[..] else { unreachable!("looked at twice") };
+    // The cache's length differs between the two looks by a few hundred tokens, which is in the books.
+    let owed = (later - books).get() / 1024;
+    assert!(after < before + owed + 512, "grew from {before} to {after} KiB, of which {owed} are in the books");
+}
+
+/// What the process holds that is no file.
+fn anonymous_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
 #[test]

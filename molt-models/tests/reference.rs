@@ -36,8 +36,8 @@ struct Step {
     mean: f32,
 }
 
-/// llama.cpp rounds inputs of every product to 8 bits, ours only those of lone tokens; two roundings of that kind move
-/// a logit by some tenths. A choice may differ only where llama.cpp itself saw the two tokens closer than this.
+/// Both round inputs of every product to 8 bits, but not at the same places; two roundings of that kind move a logit by
+/// some tenths. A choice may differ only where llama.cpp itself saw the two tokens closer than this.
 const NEAR_TIE: f32 = 0.5;
 /// How far a single logit of llama.cpp's favourites may be off, relative to the mean of all logits.
 const CLOSE: f32 = 1.5;

@@ -1,54 +1,124 @@
-//! Inputs of a dot product, rounded to 8 bits: 32 values share a scale.
+//! Inputs of products with quantised weights, rounded to 8 bits.
+//!
+//! Formats whose scales belong to 256 weights get one scale for 256 inputs, the others one for 32, as in llama.cpp
+//! (`Q8_K` and `Q8_0`), so that within such a block everything is whole numbers.
+//!
+//! Everything is laid out run by run (32 inputs) and, within a run, token by token: a kernel keeps the weights of one
+//! run in registers and walks along the tokens.
 
-use crate::kernels::format::RUN;
+use crate::kernels::format::{Format, RUN};
+use crate::kernels::{ISA, Isa};
 
-/// Rows of inputs as signed bytes, each run of 32 with its scale and its sum.
-#[derive(Debug, Default)]
+/// Rows of inputs as whole numbers with their scales.
+#[derive(Debug)]
 pub(super) struct Activations {
-    columns: usize,
-    quants: Vec<i8>,
+    tokens: usize,
+    runs: usize,
+    /// Runs that share a scale: 1 or 8.
+    runs_per_block: usize,
+    /// `[runs, tokens]`: 32 signed bytes, as eight words of four.
+    quants: Vec<[i32; 8]>,
+    /// `[runs, tokens]`: sums of the first and of the last 16 of a run, each in 16 bits of the word, low half first.
+    sums: Vec<i32>,
+    /// `[blocks, tokens]`.
     scales: Vec<f32>,
-    /// Scale times the sum of the run's bytes: what an offset of the weights is multiplied with.
-    sums: Vec<f32>,
 }
 
-/// One row of [`Activations`].
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ActivationRow<'a> {
-    pub(super) quants: &'a [i8],
-    pub(super) scales: &'a [f32],
-    pub(super) sums: &'a [f32],
+/// Inputs that share a scale, for weights of a format.
+pub(super) fn block_len(format: Format) -> usize {
+    format.block_len().max(RUN)
 }
 
 impl Activations {
-    /// Rounds rows of `columns` values (a multiple of 32).
-    pub(super) fn new(input: &[f32], columns: usize) -> Self {
-        let mut own = Self { columns, ..Self::default() };
-        own.quants.reserve(input.len());
-        for run in input.chunks_exact(RUN) {
-            let largest = run.iter().fold(0.0f32, |m, v| m.max(v.abs()));
-            let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-            let mut sum = 0i32;
-            for value in run {
-                #[expect(clippy::cast_possible_truncation, reason = "at most 127 by construction")]
-                let rounded = (value * inverse).round_ties_even() as i8;
-                own.quants.push(rounded);
-                sum += i32::from(rounded);
+    /// Rounds `input [tokens, columns]`, where `columns` are whole blocks of `block` (32 or 256) inputs.
+    pub(super) fn new(input: &[f32], columns: usize, block: usize) -> Self {
+        let (tokens, runs) = (input.len() / columns, columns / RUN);
+        let mut own = Self {
+            tokens,
+            runs,
+            runs_per_block: block / RUN,
+            quants: vec![[0; 8]; runs * tokens],
+            sums: vec![0; runs * tokens],
+            scales: vec![0.0; columns / block * tokens],
+        };
+        for (token, row) in input.chunks_exact(columns).enumerate() {
+            for (index, values) in row.chunks_exact(block).enumerate() {
+                let largest = largest(values);
+                let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+                own.scales[index * tokens + token] = largest / 127.0;
+                for (run, values) in values.as_chunks::<RUN>().0.iter().enumerate() {
+                    let at = (index * own.runs_per_block + run) * tokens + token;
+                    let bytes: &mut [i8; RUN] = bytemuck::cast_mut(&mut own.quants[at]);
+                    own.sums[at] = round(values, inverse, bytes);
+                }
             }
-            let scale = largest / 127.0;
-            own.scales.push(scale);
-            own.sums.push(scale * sum as f32);
         }
         own
     }
 
-    /// The rows.
-    pub(super) fn rows(&self) -> impl ExactSizeIterator<Item = ActivationRow<'_>> + Clone {
-        let runs = self.columns / RUN;
-        (0..self.quants.len() / self.columns).map(move |r| ActivationRow {
-            quants: &self.quants[r * self.columns..(r + 1) * self.columns],
-            scales: &self.scales[r * runs..(r + 1) * runs],
-            sums: &self.sums[r * runs..(r + 1) * runs],
-        })
+    #[inline]
+    pub(super) fn tokens(&self) -> usize {
+        self.tokens
     }
+
+    #[inline]
+    pub(super) fn runs(&self) -> usize {
+        self.runs
+    }
+
+    #[inline]
+    pub(super) fn blocks(&self) -> usize {
+        self.runs / self.runs_per_block
+    }
+
+    /// `[runs, tokens]` of 32 bytes.
+    pub(super) fn quants(&self) -> &[[i32; 8]] {
+        &self.quants
+    }
+
+    /// `[runs, tokens]` of the two sums of a run.
+    pub(super) fn sums(&self) -> &[i32] {
+        &self.sums
+    }
+
+    /// `[blocks, tokens]`.
+    pub(super) fn scales(&self) -> &[f32] {
+        &self.scales
+    }
+}
+
+/// The two sums in a word of [`Activations::sums`].
+pub(super) fn halves(word: i32) -> [i32; 2] {
+    let [a, b, c, d] = word.to_le_bytes();
+    [i32::from(i16::from_le_bytes([a, b])), i32::from(i16::from_le_bytes([c, d]))]
+}
+
+fn largest(values: &[f32]) -> f32 {
+    match *ISA {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::Avx2` is only chosen where the processor has AVX2, FMA and F16C.
+        Isa::Avx2 => unsafe { super::avx2::largest(values) },
+        Isa::Portable => values.iter().fold(0.0f32, |m, v| m.max(v.abs())),
+    }
+}
+
+/// Rounds to the nearest whole number, to the even one of two, and returns the sums of both halves in one word.
+fn round(values: &[f32; RUN], inverse: f32, out: &mut [i8; RUN]) -> i32 {
+    match *ISA {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::Avx2` is only chosen where the processor has AVX2, FMA and F16C.
+        Isa::Avx2 => unsafe { super::avx2::round(values, inverse, out) },
+        Isa::Portable => round_portable(values, inverse, out),
+    }
+}
+
+pub(super) fn round_portable(values: &[f32; RUN], inverse: f32, out: &mut [i8; RUN]) -> i32 {
+    for (out, value) in out.iter_mut().zip(values) {
+        #[expect(clippy::cast_possible_truncation, reason = "at most 127 by construction")]
+        let rounded = (value * inverse).round_ties_even() as i8;
+        *out = rounded;
+    }
+    let sum = |half: &[i8]| half.iter().map(|q| i16::from(*q)).sum::<i16>();
+    let ([a, b], [c, d]) = (sum(&out[..16]).to_le_bytes(), sum(&out[16..]).to_le_bytes());
+    i32::from_le_bytes([a, b, c, d])
 }

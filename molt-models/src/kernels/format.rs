@@ -1,7 +1,8 @@
 //! The block formats of GGUF files (ggml's `block_*` structures) in one common form.
 //!
-//! Every format is seen as runs of 32 weights: `weight = scale[half] * q - offset`, with signed 8-bit `q`, one scale for
-//! each half of the run and one offset. That is exact for all of them, and lets one dot product serve them all.
+//! Every format is seen as runs of 32 weights: `weight = d * scales[half] * q - dmin * offset`, with signed 8-bit `q`, two
+//! floats for the whole block and whole numbers for each half of the run. That is exact for all of them, and lets one
+//! definition of the dot product serve them all.
 
 /// How the weights of a matrix are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -61,26 +62,29 @@ impl Format {
         }
     }
 
+    /// Whether something is subtracted from every weight of a block.
+    pub(super) fn has_offset(self) -> bool {
+        matches!(self, Self::Q4_1 | Self::Q4K)
+    }
+
     /// Whether rows are runs of blocks rather than plain floats.
     pub fn is_quantized(self) -> bool {
         !matches!(self, Self::F32 | Self::F16 | Self::Bf16)
     }
 }
 
-/// 32 weights: `scale[i / 16] * q[i] - offset`.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Run {
-    pub(super) q: [i8; RUN],
-    pub(super) scale: [f32; 2],
-    pub(super) offset: f32,
-}
-
-/// Scales and where the quants of a run lie: what scalar and vector code share.
+/// Scales and where the quants of a run lie.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Frame<'a> {
     pub(super) quants: Quants<'a>,
-    pub(super) scale: [f32; 2],
-    pub(super) offset: f32,
+    /// The block's scale.
+    pub(super) d: f32,
+    /// The block's scale of offsets.
+    pub(super) dmin: f32,
+    /// What `d` is multiplied with, for each half of the run.
+    pub(super) scales: [i32; 2],
+    /// What `dmin` is multiplied with.
+    pub(super) offset: i32,
 }
 
 /// The packed quants of a run.
@@ -121,7 +125,7 @@ fn array<const N: usize>(bytes: &[u8], at: usize) -> &[u8; N] {
 pub(super) fn frame(format: Format, row: &[u8], run: usize) -> Frame<'_> {
     let runs = format.block_len() / RUN;
     let block = &row[run / runs * format.block_bytes()..][..format.block_bytes()];
-    let single = |quants, scale: f32, offset| Frame { quants, scale: [scale; 2], offset };
+    let single = |quants, d, dmin| Frame { quants, d, dmin, scales: [1; 2], offset: 1 };
     match format {
         Format::Q8_0 => single(Quants::Bytes(array(block, 2)), half_at(block, 0), 0.0),
         Format::Q4_0 => single(Quants::Split { nibbles: array(block, 2), bias: 8 }, half_at(block, 0), 0.0),
@@ -142,28 +146,41 @@ pub(super) fn frame(format: Format, row: &[u8], run: usize) -> Frame<'_> {
                 ((low & 15) | (scales[sub - 4] >> 6 << 4), (low >> 4) | (scales[sub] >> 6 << 4))
             };
             let quants = Quants::Nibbles { bytes: array(block, 16 + sub / 2 * 32), high: sub % 2 == 1 };
-            single(quants, half_at(block, 0) * f32::from(scale), half_at(block, 2) * f32::from(offset))
+            let (d, dmin) = (half_at(block, 0), half_at(block, 2));
+            Frame { quants, d, dmin, scales: [i32::from(scale); 2], offset: i32::from(offset) }
         }
         Format::Q6K => {
             let sub = run % runs;
             let (side, part) = (sub / 4, sub % 4);
-            let d = half_at(block, 208);
-            let scale = |at: usize| d * f32::from(i8::from_le_bytes([block[192 + 8 * side + 2 * part + at]]));
+            let scale = |at: usize| i32::from(i8::from_le_bytes([block[192 + 8 * side + 2 * part + at]]));
             let quants = Quants::Six {
                 low: array(block, 64 * side + 32 * (part % 2)),
                 high_nibble: part >= 2,
                 top: array(block, 128 + 32 * side),
                 shift: [0, 2, 4, 6][part],
             };
-            Frame { quants, scale: [scale(0), scale(1)], offset: 0.0 }
+            Frame { quants, d: half_at(block, 208), dmin: 0.0, scales: [scale(0), scale(1)], offset: 0 }
         }
         Format::F32 | Format::F16 | Format::Bf16 => unreachable!("plain floats have no runs"),
     }
 }
 
 impl Frame<'_> {
-    /// Unpacks the quants: the portable version, and the one that vector code is tested against.
-    pub(super) fn unpack(&self) -> Run {
+    /// The scale of each half of the run.
+    #[inline(always)]
+    pub(super) fn float_scales(&self) -> [f32; 2] {
+        [self.d * self.scales[0] as f32, self.d * self.scales[1] as f32]
+    }
+
+    /// What is subtracted from every weight of the run.
+    #[inline(always)]
+    pub(super) fn float_offset(&self) -> f32 {
+        self.dmin * self.offset as f32
+    }
+
+    /// The signed quants.
+    #[inline(always)]
+    pub(super) fn unpack(&self) -> [i8; RUN] {
         let mut q = [0i8; RUN];
         let signed = |value: u8, bias: i8| value.cast_signed() - bias;
         match self.quants {
@@ -195,6 +212,6 @@ impl Frame<'_> {
                 }
             }
         }
-        Run { q, scale: self.scale, offset: self.offset }
+        q
     }
 }

@@ -2,27 +2,45 @@
 
 use half::{bf16, f16};
 
-use crate::kernels::activations::ActivationRow;
+use crate::kernels::Left;
+use crate::kernels::activations::{Activations, halves};
 use crate::kernels::format::{Format, RUN, frame};
 
-/// Dot products of one row of quantised weights with several rows of inputs.
-pub(super) fn dot_quantized(format: Format, row: &[u8], inputs: &[ActivationRow<'_>], out: &mut [f32]) {
-    out.fill(0.0);
-    for run in 0..inputs[0].scales.len() {
-        let unpacked = frame(format, row, run).unpack();
-        for (input, out) in inputs.iter().zip(&mut *out) {
-            let q = &input.quants[run * RUN..(run + 1) * RUN];
+/// The dot product of one row of quantised weights with one token's inputs.
+///
+/// For each block of inputs that share a scale, everything is whole numbers:
+/// `sum += (d dx) integers - (dmin dx) offsets`, in the order of the blocks, each step rounded once. Every vector kernel
+/// does exactly the same operations, so results do not depend on the machine or on how many tokens are multiplied at a
+/// time.
+pub(super) fn dot_quantized(format: Format, row: &[u8], x: &Activations, token: usize) -> f32 {
+    let per_block = x.runs() / x.blocks();
+    let mut total = 0.0f32;
+    for block in 0..x.blocks() {
+        let (mut integers, mut offsets, mut factors) = (0i32, 0i32, (0.0, 0.0));
+        for run in block * per_block..(block + 1) * per_block {
+            let frame = frame(format, row, run);
+            let q = frame.unpack();
+            let bytes: &[i8; RUN] = bytemuck::cast_ref(&x.quants()[run * x.tokens() + token]);
             let sum = |half: usize| -> i32 {
                 let part = half * 16..half * 16 + 16;
-                unpacked.q[part.clone()].iter().zip(&q[part]).map(|(a, b)| i32::from(*a) * i32::from(*b)).sum()
+                q[part.clone()].iter().zip(&bytes[part]).map(|(a, b)| i32::from(*a) * i32::from(*b)).sum()
             };
-            let halves = unpacked.scale[0] * sum(0) as f32 + unpacked.scale[1] * sum(1) as f32;
-            *out += halves * input.scales[run] - unpacked.offset * input.sums[run];
+            integers += frame.scales[0] * sum(0) + frame.scales[1] * sum(1);
+            let [first, last] = halves(x.sums()[run * x.tokens() + token]);
+            offsets += frame.offset * (first + last);
+            factors = (frame.d, frame.dmin);
+        }
+        let dx = x.scales()[block * x.tokens() + token];
+        total = (factors.0 * dx).mul_add(integers as f32, total);
+        if format.has_offset() {
+            total = (-(factors.1 * dx)).mul_add(offsets as f32, total);
         }
     }
+    total
 }
 
-/// The weights of a row.
+/// The weights of a row. Vector versions are this code, compiled for their instructions.
+#[inline(always)]
 pub(super) fn dequantize(format: Format, row: &[u8], out: &mut [f32]) {
     match format {
         Format::F32 => {
@@ -42,9 +60,10 @@ pub(super) fn dequantize(format: Format, row: &[u8], out: &mut [f32]) {
         }
         _ => {
             for (run, values) in out.chunks_exact_mut(RUN).enumerate() {
-                let unpacked = frame(format, row, run).unpack();
+                let frame = frame(format, row, run);
+                let (q, scales, offset) = (frame.unpack(), frame.float_scales(), frame.float_offset());
                 for (i, value) in values.iter_mut().enumerate() {
-                    *value = unpacked.scale[i / 16] * f32::from(unpacked.q[i]) - unpacked.offset;
+                    *value = scales[i / 16] * f32::from(q[i]) - offset;
                 }
             }
         }
@@ -65,9 +84,45 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + rest
 }
 
-/// `out += scale * values`.
-pub(super) fn add_scaled(out: &mut [f32], values: &[f32], scale: f32) {
-    for (o, v) in out.iter_mut().zip(values) {
-        *o += scale * v;
+/// `gate = gate / (1 + e^-gate) * up`.
+pub(super) fn silu_mul(gate: &mut [f32], up: &[f32]) {
+    for (g, u) in gate.iter_mut().zip(up) {
+        *g = *g / (1.0 + (-*g).exp()) * u;
+    }
+}
+
+/// Every value becomes `e^(value - top)`; their sum.
+pub(super) fn exp_sum(values: &mut [f32], top: f32) -> f32 {
+    values.iter_mut().fold(0.0, |sum, value| {
+        *value = (*value - top).exp();
+        sum + *value
+    })
+}
+
+/// `out[r][j] += sum over k of left[r][k] right[k][j]`.
+pub(super) fn panel(left: Left<'_>, right: &[f32], width: usize, out: &mut [f32]) {
+    for (row, out) in (0..left.rows).zip(out.chunks_exact_mut(width)) {
+        let left = &left.values[row * left.stride..][..left.width];
+        for (factor, right) in left.iter().zip(right.chunks_exact(width)) {
+            for (sum, value) in out.iter_mut().zip(right) {
+                *sum += factor * value;
+            }
+        }
+    }
+}
+
+/// Token `t` of `halves` becomes column `t` of `out`.
+pub(super) fn transpose_halves(
+    halves: &[f16],
+    stride: usize,
+    width: usize,
+    tokens: usize,
+    columns: usize,
+    out: &mut [f32],
+) {
+    for token in 0..tokens {
+        for (component, half) in halves[token * stride..][..width].iter().enumerate() {
+            out[component * columns + token] = half.to_f32();
+        }
     }
 }

@@ -4,6 +4,7 @@ use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{Device, Tensor};
 use proptest::prelude::*;
 
+use super::activations::{Activations, block_len};
 use super::*;
 
 const ALL: [(Format, GgmlDType); 6] = [
@@ -68,21 +69,42 @@ proptest! {
         }
     }
 
+    /// Whole numbers are exact in both, and floats are rounded in the same places: equal to the last bit.
     #[test]
-    fn the_vector_dot_product_is_the_portable_one(seed: u64, which in 0usize..6, m in 1usize..5) {
+    fn the_vector_product_is_the_portable_one(seed: u64, which in 0usize..6, m in 1usize..80, rows in 1usize..20) {
         let (format, _) = ALL[which];
-        let bytes = blocks(format, 1, 768, seed);
+        let bytes = blocks(format, rows, 768, seed);
+        let weights = Weights::new(format, rows, 768, &bytes).unwrap();
         let input = values(m * 768, seed);
-        let activations = Activations::new(&input, 768);
-        let rows: Vec<_> = activations.rows().collect();
-        let (mut vector, mut plain) = (vec![0.0; m], vec![0.0; m]);
-        dot_quantized(format, &bytes, &rows, &mut vector);
-        portable::dot_quantized(format, &bytes, &rows, &mut plain);
-        // The integer part is exact in both; the tolerance is for the order in which 24 floats are added.
-        let mut wide = vec![0.0; 768];
-        portable::dequantize(format, &bytes, &mut wide);
-        let scale = wide.iter().map(|w| w.abs()).sum::<f32>() * 3.0;
-        prop_assert!(difference(&vector, &plain, scale) < 1e-6, "{format:?}: {vector:?} {plain:?}");
+        let x = Activations::new(&input, 768, block_len(format));
+        let mut vector = vec![0.0; m * rows];
+        weights.multiply(&input, &mut vector);
+        for (at, got) in vector.iter().enumerate() {
+            let expected = portable::dot_quantized(format, weights.row(at % rows), &x, at / rows);
+            prop_assert_eq!(got.to_bits(), expected.to_bits(), "{:?}: {} {}", format, got, expected);
+        }
+    }
+
+    /// What one token gets does not depend on who is read beside it.
+    #[test]
+    fn a_row_is_the_same_alone_and_among_others(seed: u64, which in 0usize..8) {
+        let format = ALL.get(which).map_or(if which == 6 { Format::F32 } else { Format::F16 }, |(format, _)| *format);
+        let bytes = match format.is_quantized() {
+            true => blocks(format, 70, 256, seed),
+            false => values(70 * 256, seed).into_iter().flat_map(|v| match format {
+                Format::F32 => v.to_le_bytes().to_vec(),
+                _ => f16::from_f32(v).to_le_bytes().to_vec(),
+            }).collect(),
+        };
+        let weights = Weights::new(format, 70, 256, &bytes).unwrap();
+        let input = values(67 * 256, seed);
+        let mut many = vec![0.0; 67 * 70];
+        weights.multiply(&input, &mut many);
+        for (row, expected) in many.chunks_exact(70).enumerate() {
+            let mut alone = vec![0.0; 70];
+            weights.multiply(&input[row * 256..(row + 1) * 256], &mut alone);
+            prop_assert_eq!(&alone, expected);
+        }
     }
 
     #[test]
@@ -91,19 +113,28 @@ proptest! {
         let bytes = blocks(format, 70, 256, seed);
         let weights = Weights::new(format, 70, 256, &bytes).unwrap();
         let input = values(6 * 256, seed);
-        let mut many = vec![0.0; 6 * 70];
-        weights.multiply(&input, &mut many);
-        for (row, expected) in many.chunks_exact(70).enumerate() {
-            let mut few = vec![0.0; 70];
-            weights.multiply(&input[row * 256..(row + 1) * 256], &mut few);
-            let mut wide = vec![0.0; 256];
-            for (o, (few, many)) in few.iter().zip(expected).enumerate() {
-                weights.dequantize_row(o, &mut wide);
-                // Each input is off by half of 1/127 of its run's largest, with a random sign: far below the sum of all.
-                let bound = wide.iter().map(|w| w.abs()).sum::<f32>() * 3.0 / 254.0 * 0.5 + 1e-4;
-                prop_assert!((few - many).abs() < bound, "{format:?}: {few} against {many}");
-            }
+        let mut out = vec![0.0; 6 * 70];
+        weights.multiply(&input, &mut out);
+        let mut wide = vec![0.0; 256];
+        for (at, got) in out.iter().enumerate() {
+            weights.dequantize_row(at % 70, &mut wide);
+            let x = &input[at / 70 * 256..][..256];
+            let exact: f64 = x.iter().zip(&wide).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
+            // Each input is off by half of 1/127 of its block's largest, with a random sign: far below the sum of all.
+            let bound = wide.iter().map(|w| f64::from(w.abs())).sum::<f64>() * 3.0 / 254.0 * 0.5 + 1e-4;
+            prop_assert!((f64::from(*got) - exact).abs() < bound, "{format:?}: {got} against {exact}");
         }
+    }
+
+    #[test]
+    fn inputs_are_rounded_alike(values in prop::collection::vec(-1e3f32..1e3, RUN)) {
+        let values: &[f32; RUN] = values.as_slice().try_into().unwrap();
+        let largest = values.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+        let x = Activations::new(values, RUN, RUN);
+        let mut bytes = [0; RUN];
+        let sums = activations::round_portable(values, 127.0 / largest.max(f32::MIN_POSITIVE), &mut bytes);
+        prop_assert_eq!(bytemuck::cast_ref::<_, [i8; RUN]>(&x.quants()[0]), &bytes);
+        prop_assert_eq!((x.sums()[0], x.scales()[0]), (sums, largest / 127.0));
     }
 }
 
@@ -150,16 +181,47 @@ proptest! {
     #[test]
     fn float_helpers_at_any_length(a in prop::collection::vec(-2.0f32..2.0, 0..100), scale in -2.0f32..2.0) {
         let b: Vec<f32> = a.iter().rev().copied().collect();
-        let halves: Vec<f16> = a.iter().map(|v| f16::from_f32(*v)).collect();
         let plain: f32 = a.iter().zip(&b).map(|(x, y)| x * y).sum();
-        let of_halves: f32 = halves.iter().zip(&b).map(|(x, y)| x.to_f32() * y).sum();
-        prop_assert!((dot(&a, &b) - plain).abs() < 1e-3 && (dot_f16(&halves, &b) - of_halves).abs() < 1e-3);
-        let (mut vector, mut portable) = (b.clone(), b.clone());
-        add_scaled(&mut vector, &a, scale);
-        portable::add_scaled(&mut portable, &a, scale);
+        prop_assert!((dot(&a, &b) - plain).abs() < 1e-3);
+        let (mut vector, mut portable) = (a.clone(), a.clone());
+        silu_mul(&mut vector, &b);
+        portable::silu_mul(&mut portable, &b);
         for (x, y) in vector.iter().zip(&portable) {
             prop_assert!((x - y).abs() < 1e-5);
         }
+        let top = largest_of(&a, -1.0);
+        prop_assert_eq!(top, a.iter().fold(-1.0f32, |m, v| m.max(*v)));
+        let (mut vector, mut portable) = (a.clone(), a);
+        // Far below the largest nothing is left, as of a masked score.
+        if let Some(last) = vector.last_mut() {
+            *last = f32::NEG_INFINITY;
+            portable[vector.len() - 1] = f32::NEG_INFINITY;
+        }
+        let sums = (exp_sum(&mut vector, top * scale.abs()), portable::exp_sum(&mut portable, top * scale.abs()));
+        prop_assert!((sums.0 - sums.1).abs() <= 1e-5 * sums.1.abs());
+        for (x, y) in vector.iter().zip(&portable) {
+            prop_assert!((x - y).abs() <= 1e-6 * y.abs(), "{x} {y}");
+        }
+    }
+
+    #[test]
+    fn panels_and_transposes_of_any_shape(rows in 1usize..10, inner in 1usize..40, width in 1usize..40, more in 0usize..9) {
+        let (left, right) = (values(rows * inner, 3), values(inner * width, 5));
+        let mut vector = values(rows * width, 7);
+        let mut plain = vector.clone();
+        let left = Left { values: &left, rows, width: inner - inner / 3, stride: inner };
+        let right = &right[..left.width * width];
+        panel(left, right, width, &mut vector);
+        portable::panel(left, right, width, &mut plain);
+        for (x, y) in vector.iter().zip(&plain) {
+            prop_assert!((x - y).abs() < 1e-3, "{x} {y}");
+        }
+        let stride = width + more;
+        let halves: Vec<f16> = values(inner * stride, 9).into_iter().map(f16::from_f32).collect();
+        let (mut vector, mut plain) = (vec![7.0; width * (inner + more)], vec![7.0; width * (inner + more)]);
+        transpose_halves(&halves, stride, width, inner, inner + more, &mut vector);
+        portable::transpose_halves(&halves, stride, width, inner, inner + more, &mut plain);
+        prop_assert_eq!(vector, plain);
     }
 }
 

@@ -1,0 +1,39 @@
+//! Speed of the matrix kernels, in weights multiplied per second: from the cache (what the instructions allow) and, for a
+//! lone token, from memory (what decoding sees). `cargo bench --workspace --bench kernels`.
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use molt_models::kernels::{Format, Weights};
+
+const FORMATS: [Format; 6] = [Format::Q4_0, Format::Q4_1, Format::Q5_0, Format::Q8_0, Format::Q4K, Format::Q6K];
+const COLUMNS: usize = 1536;
+
+fn blocks(format: Format, rows: usize) -> Vec<u8> {
+    let bytes = format.row_bytes(COLUMNS).map_or(0, |bytes| bytes * rows);
+    (0..bytes).map(|i| (i.wrapping_mul(2_654_435_761) >> 7).to_le_bytes()[0] & 0x3f).collect()
+}
+
+fn products(c: &mut Criterion) {
+    for (place, rows) in [("cache", 256), ("memory", 160_000)] {
+        for format in FORMATS {
+            let bytes = blocks(format, rows);
+            let Some(weights) = Weights::new(format, rows, COLUMNS, &bytes) else { continue };
+            let mut group = c.benchmark_group(format!("{place}/{format:?}"));
+            let counts: &[usize] = if place == "cache" { &[1, 8, 256] } else { &[1] };
+            for tokens in counts {
+                let input: Vec<f32> = (0..tokens * COLUMNS).map(|i| (i as f32 * 0.37).sin()).collect();
+                let mut output = vec![0.0; tokens * rows];
+                let work = u64::try_from(rows * COLUMNS * tokens).unwrap_or(u64::MAX);
+                group.throughput(Throughput::Elements(work));
+                group.sample_size(10);
+                group.bench_function(BenchmarkId::from_parameter(tokens), |b| {
+                    // From inside of the pool, as the engine's thread calls.
+                    rayon::scope(|_| b.iter(|| weights.multiply(&input, &mut output)));
+                });
+            }
+            group.finish();
+        }
+    }
+}
+
+criterion_group!(benches, products);
+criterion_main!(benches);

@@ -1,0 +1,550 @@
+//! Products of quantised weights: eight rows of weights at a time, each in a lane of its own.
+//!
+//! The weights of a run (32 columns of eight rows) are unpacked once into eight registers, each with four consecutive
+//! columns of every row, and stay there while the tokens pass: four inputs of a token are broadcast to all lanes, and
+//! the sums need never be added across lanes. Whole numbers are as exact as in the portable version, and floats are
+//! rounded in the same places, so results are equal to the last bit whatever the number of tokens.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use crate::kernels::activations::Activations;
+use crate::kernels::format::Format;
+
+/// Rows of a tile.
+pub(in crate::kernels) const LANES: usize = 8;
+
+/// Rows of at most this many bytes are fetched a tile ahead.
+const SHORT_ROW: usize = 2_048;
+/// Longer ones are fetched so many bytes ahead.
+const AHEAD: usize = 1_024;
+
+/// Sums of eight rows for each of at most `T` tokens. Kernels are compiled for one token, for a few and for many: of one
+/// the sums stay in registers, of many in the first-level cache.
+pub(in crate::kernels) type Sums<const T: usize> = [[f32; LANES]; T];
+
+/// Some tokens' inputs.
+#[derive(Debug, Clone, Copy)]
+struct Inputs<'a, const T: usize> {
+    x: &'a Activations,
+    first: usize,
+    count: usize,
+}
+
+impl<'a, const T: usize> Inputs<'a, T> {
+    #[inline(always)]
+    fn of<V>(&self, all: &'a [V], index: usize) -> &'a [V] {
+        // Where there is one token, nothing is left of the loops over tokens, nor of this arithmetic.
+        match T {
+            1 => &all[index..index + 1],
+            _ => &all[index * self.x.tokens() + self.first..][..self.count],
+        }
+    }
+
+    #[inline(always)]
+    fn count(&self) -> usize {
+        if T == 1 { 1 } else { self.count }
+    }
+
+    #[inline(always)]
+    fn quants(&self, run: usize) -> &'a [[i32; 8]] {
+        self.of(self.x.quants(), run)
+    }
+
+    #[inline(always)]
+    fn sums(&self, run: usize) -> &'a [i32] {
+        self.of(self.x.sums(), run)
+    }
+
+    #[inline(always)]
+    fn scales(&self, block: usize) -> &'a [f32] {
+        self.of(self.x.scales(), block)
+    }
+}
+
+/// Eight rows of the same matrix, one after another.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::kernels) struct Rows<'a> {
+    bytes: &'a [u8],
+    row_bytes: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// Eight rows of `row_bytes` each; what comes after them is brought nearer while they are multiplied.
+    ///
+    /// # Panics
+    /// Where there are fewer than eight.
+    pub(in crate::kernels) fn new(bytes: &'a [u8], row_bytes: usize) -> Self {
+        assert!(bytes.len() >= row_bytes * LANES, "fewer than eight rows");
+        Self { bytes, row_bytes }
+    }
+
+    /// Has what will be read some time after `bytes` at `at` of every row fetched: of short rows the next tile's, of long
+    /// ones (a tile of which would push everything else out of the first-level cache) what lies ahead in the same rows.
+    #[inline(always)]
+    fn prefetch(&self, at: usize, bytes: usize) {
+        let fetch = |offset: usize| {
+            let address = self.bytes.as_ptr().wrapping_add(offset);
+            // SAFETY: a prefetch is a hint and reads nothing that a program can see; any address will do.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+        };
+        // Constant numbers of lines, for callers' blocks have constant sizes.
+        if self.row_bytes <= SHORT_ROW {
+            for line in 0..(bytes * LANES).div_ceil(64) {
+                fetch((self.row_bytes + at) * LANES + 64 * line);
+            }
+            return;
+        }
+        let ahead = at + AHEAD;
+        // Past the end of these rows come those of the next tile.
+        let ahead = if ahead < self.row_bytes { ahead } else { ahead + (LANES - 1) * self.row_bytes };
+        for row in 0..LANES {
+            for line in 0..bytes.div_ceil(64) {
+                fetch(row * self.row_bytes + ahead + 64 * line);
+            }
+        }
+    }
+
+    /// 16 bytes at `at` of every row as four vectors: lane `r` of vector `j` is word `j` of row `r`.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn words(&self, at: usize) -> [__m256i; 4] {
+        debug_assert!(at + 16 <= self.row_bytes);
+        // SAFETY: callers walk over whole blocks of rows that hold them, and no block is shorter than what is read of
+        // it; there are eight rows. The loads need no alignment.
+        let [a, b, c, d] = unsafe {
+            let low = self.bytes.as_ptr().add(at);
+            let high = low.add(4 * self.row_bytes);
+            [
+                pair(low, high),
+                pair(low.add(self.row_bytes), high.add(self.row_bytes)),
+                pair(low.add(2 * self.row_bytes), high.add(2 * self.row_bytes)),
+                pair(low.add(3 * self.row_bytes), high.add(3 * self.row_bytes)),
+            ]
+        };
+        let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
+        let (ab_high, cd_high) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
+        [
+            _mm256_unpacklo_epi64(ab, cd),
+            _mm256_unpackhi_epi64(ab, cd),
+            _mm256_unpacklo_epi64(ab_high, cd_high),
+            _mm256_unpackhi_epi64(ab_high, cd_high),
+        ]
+    }
+
+    /// 32 bytes at `at` of every row.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn run(&self, at: usize) -> [__m256i; 8] {
+        let ([a, b, c, d], [e, f, g, h]) = (self.words(at), self.words(at + 16));
+        [a, b, c, d, e, f, g, h]
+    }
+}
+
+/// 16 bytes from here and 16 from there.
+///
+/// # Safety
+/// Both may be read for 16 bytes.
+#[target_feature(enable = "avx2")]
+#[inline]
+unsafe fn pair(low: *const u8, high: *const u8) -> __m256i {
+    // SAFETY: the caller promises that both can be read; the loads need no alignment.
+    unsafe {
+        let low = _mm256_castsi128_si256(_mm_loadu_si128(low.cast()));
+        _mm256_inserti128_si256::<1>(low, _mm_loadu_si128(high.cast()))
+    }
+}
+
+/// Products of eight rows with at most `T` tokens of the inputs.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(in crate::kernels) fn multiply<const T: usize>(
+    format: Format,
+    rows: &Rows<'_>,
+    x: &Activations,
+    tokens: Range<usize>,
+    out: &mut Sums<T>,
+) {
+    let x = Inputs { x, first: tokens.start, count: tokens.len() };
+    out[..x.count()].fill([0.0; LANES]);
+    match format {
+        Format::Q4_0 => runs::<Q4_0, T>(rows, x, out),
+        Format::Q4_1 => runs::<Q4_1, T>(rows, x, out),
+        Format::Q5_0 => runs::<Q5_0, T>(rows, x, out),
+        Format::Q8_0 => q8_0::<T>(rows, x, out),
+        Format::Q4K => q4_k::<T>(rows, x, out),
+        Format::Q6K => q6_k::<T>(rows, x, out),
+        Format::F32 | Format::F16 | Format::Bf16 => unreachable!("plain floats have no runs"),
+    }
+}
+
+#[target_feature(enable = "avx2")]
+#[inline]
+fn load(sums: &[f32; LANES]) -> __m256 {
+    // SAFETY: reads the eight floats of the array; the load needs no alignment.
+    unsafe { _mm256_loadu_ps(sums.as_ptr()) }
+}
+
+#[target_feature(enable = "avx2")]
+#[inline]
+fn store(sums: &mut [f32; LANES], value: __m256) {
+    // SAFETY: writes the eight floats of the array; the store needs no alignment.
+    unsafe { _mm256_storeu_ps(sums.as_mut_ptr(), value) }
+}
+
+/// Both bytes' worth: the 2-byte floats in the low halves of all words, and those in the high halves.
+#[target_feature(enable = "avx2,f16c")]
+#[inline]
+fn floats(words: __m256i) -> (__m256, __m256) {
+    // Low halves of rows 0 to 3, then their high halves; the same for rows 4 to 7.
+    let order = _mm256_setr_epi8(
+        0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, //
+        0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,
+    );
+    let sorted = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_shuffle_epi8(words, order));
+    (_mm256_cvtph_ps(_mm256_castsi256_si128(sorted)), _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(sorted)))
+}
+
+/// Products of unsigned weights below 64 with one token's inputs. As many pairs are added in 16 bits as fit: `GROUP`
+/// vectors of four columns each (8 for four bits, 4 for five, 2 for six), before `scales` (of the first and of the last
+/// 16 columns) widen them to 32.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn products<const GROUP: usize>(weights: &[__m256i; 8], scales: [__m256i; 2], x: &[i32; 8]) -> __m256i {
+    let mut total = _mm256_setzero_si256();
+    let mut first = 0;
+    while first < 8 {
+        let mut pairs = _mm256_maddubs_epi16(weights[first], _mm256_set1_epi32(x[first]));
+        let mut at = first + 1;
+        while at < first + GROUP {
+            pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(weights[at], _mm256_set1_epi32(x[at])));
+            at += 1;
+        }
+        total = _mm256_add_epi32(total, _mm256_madd_epi16(pairs, scales[first / 4]));
+        first += GROUP;
+    }
+    total
+}
+
+/// [`products`] for all tokens, added to their sums.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn accumulate<const GROUP: usize, const T: usize>(
+    weights: &[__m256i; 8],
+    scales: [__m256i; 2],
+    x: &[[i32; 8]],
+    sums: &mut [__m256i; T],
+) {
+    for (x, sum) in x.iter().zip(sums) {
+        *sum = _mm256_add_epi32(*sum, products::<GROUP>(weights, scales, x));
+    }
+}
+
+/// A format whose blocks are runs, with unsigned quants of four or five bits.
+trait Runs {
+    /// Bytes of a block.
+    const BYTES: usize;
+    /// What is subtracted from every quant.
+    const BIAS: i16;
+    /// Whether the second float of the block is added to every weight.
+    const OFFSET: bool;
+    /// Whether quants have five bits.
+    const FIVE: bool;
+    /// Where in the block the nibbles begin.
+    const NIBBLES: usize;
+}
+
+struct Q4_0;
+struct Q4_1;
+struct Q5_0;
+
+impl Runs for Q4_0 {
+    const BYTES: usize = 18;
+    const BIAS: i16 = 8;
+    const OFFSET: bool = false;
+    const FIVE: bool = false;
+    const NIBBLES: usize = 2;
+}
+
+impl Runs for Q4_1 {
+    const BYTES: usize = 20;
+    const BIAS: i16 = 0;
+    const OFFSET: bool = true;
+    const FIVE: bool = false;
+    const NIBBLES: usize = 4;
+}
+
+impl Runs for Q5_0 {
+    const BYTES: usize = 22;
+    const BIAS: i16 = 16;
+    const OFFSET: bool = false;
+    const FIVE: bool = true;
+    const NIBBLES: usize = 6;
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn runs<F: Runs, const T: usize>(rows: &Rows<'_>, x: Inputs<'_, T>, out: &mut Sums<T>) {
+    let ones = _mm256_set1_epi16(1);
+    for run in 0..x.x.runs() {
+        let at = run * F::BYTES;
+        rows.prefetch(at, F::BYTES);
+        let head = rows.words(at);
+        let (scale, offset) = floats(head[0]);
+        let nibbles = rows.words(at + F::NIBBLES);
+        let mut weights = [_mm256_setzero_si256(); 8];
+        for i in 0..4 {
+            // Low nibbles are columns 0 to 15, high ones 16 to 31.
+            weights[i] = _mm256_and_si256(nibbles[i], _mm256_set1_epi8(15));
+            weights[i + 4] = _mm256_and_si256(_mm256_srli_epi16::<4>(nibbles[i]), _mm256_set1_epi8(15));
+        }
+        if F::FIVE {
+            // The fifth bits of all 32 columns lie across the first two words.
+            let bits = _mm256_or_si256(_mm256_srli_epi32::<16>(head[0]), _mm256_slli_epi32::<16>(head[1]));
+            fifth_bits(bits, &mut weights);
+        }
+        let inputs = x.quants(run).iter().zip(x.sums(run)).zip(x.scales(run));
+        for (((inputs, sum), dx), out) in inputs.zip(&mut *out) {
+            let integers = match F::FIVE {
+                true => products::<4>(&weights, [ones, ones], inputs),
+                false => products::<8>(&weights, [ones, ones], inputs),
+            };
+            let bias = _mm256_madd_epi16(_mm256_set1_epi16(F::BIAS), _mm256_set1_epi32(*sum));
+            let (integers, dx) = (_mm256_sub_epi32(integers, bias), _mm256_set1_ps(*dx));
+            let mut total = _mm256_fmadd_ps(_mm256_mul_ps(scale, dx), _mm256_cvtepi32_ps(integers), load(out));
+            if F::OFFSET {
+                let inputs = _mm256_cvtepi32_ps(_mm256_madd_epi16(ones, _mm256_set1_epi32(*sum)));
+                total = _mm256_fmadd_ps(_mm256_mul_ps(offset, dx), inputs, total);
+            }
+            store(out, total);
+        }
+    }
+}
+
+/// Adds 16 to every quant whose bit is set: bit `c` of a row's word belongs to column `c`.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn fifth_bits(bits: __m256i, weights: &mut [__m256i; 8]) {
+    for (byte, pair) in weights.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+        // Eight columns have their bits in one byte of the word: it goes to all four bytes of the lane.
+        #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "0 to 3")]
+        let byte = byte as i32 * 0x0101_0101;
+        let order = _mm256_add_epi32(
+            _mm256_set1_epi32(byte),
+            _mm256_setr_epi32(0, 0x0404_0404, 0x0808_0808, 0x0c0c_0c0c, 0, 0x0404_0404, 0x0808_0808, 0x0c0c_0c0c),
+        );
+        let spread = _mm256_shuffle_epi8(bits, order);
+        for (weights, mask) in pair.iter_mut().zip([0x0804_0201, 0x8040_2010_u32]) {
+            let mask = _mm256_set1_epi32(mask.cast_signed());
+            let set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, mask), mask);
+            *weights = _mm256_or_si256(*weights, _mm256_and_si256(set, _mm256_set1_epi8(16)));
+        }
+    }
+}
+
+/// Blocks of 32 signed bytes with one scale.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn q8_0<const T: usize>(rows: &Rows<'_>, x: Inputs<'_, T>, out: &mut Sums<T>) {
+    let ones = _mm256_set1_epi16(1);
+    for run in 0..x.x.runs() {
+        let at = run * 34;
+        rows.prefetch(at, 34);
+        let (scale, _) = floats(rows.words(at)[0]);
+        let weights = rows.run(at + 2);
+        let inputs = x.quants(run).iter().zip(x.scales(run));
+        for ((inputs, dx), out) in inputs.zip(&mut *out) {
+            let mut integers = _mm256_setzero_si256();
+            for (weights, x) in weights.iter().zip(inputs) {
+                // |w| * (x with the sign of w): one operand must be unsigned. At most 2 * 128 * 127 fits 16 bits.
+                let x = _mm256_sign_epi8(_mm256_set1_epi32(*x), *weights);
+                let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(*weights), x);
+                integers = _mm256_add_epi32(integers, _mm256_madd_epi16(pairs, ones));
+            }
+            let scale = _mm256_mul_ps(scale, _mm256_set1_ps(*dx));
+            let total = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(integers), load(out));
+            store(out, total);
+        }
+    }
+}
+
+/// Byte `byte` of every word, twice as 16 bits.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn pair_of(words: __m256i, byte: i32) -> __m256i {
+    // 0x80 clears a byte. Lanes of 16 bytes are shuffled apart, so words begin at 0, 4, 8 and 12 in both.
+    let both = byte | 0x80 << 8 | byte << 16 | 0x80 << 24;
+    let order = _mm256_add_epi32(_mm256_set1_epi32(both), starts(0x0004_0004));
+    _mm256_shuffle_epi8(words, order)
+}
+
+/// Bytes `first` and `first + 1` of every word as signed 16 bits each.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn signed_bytes(words: __m256i, first: i32, second: i32) -> __m256i {
+    let both = 0x80 | first << 8 | 0x80 << 16 | second << 24;
+    let order = _mm256_add_epi32(_mm256_set1_epi32(both), starts(0x0400_0400));
+    _mm256_srai_epi16::<8>(_mm256_shuffle_epi8(words, order))
+}
+
+/// What is added to a shuffle's order in each word of 16 bytes.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn starts(step: i32) -> __m256i {
+    _mm256_setr_epi32(0, step, 2 * step, 3 * step, 0, step, 2 * step, 3 * step)
+}
+
+/// Blocks of 256 weights of four bits; six bits each of eight scales and eight offsets in twelve bytes.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn q4_k<const T: usize>(rows: &Rows<'_>, x: Inputs<'_, T>, out: &mut Sums<T>) {
+    let nibble = _mm256_set1_epi8(15);
+    let mut sums = [_mm256_setzero_si256(); T];
+    for block in 0..x.x.blocks() {
+        let at = block * 144;
+        rows.prefetch(at, 144);
+        let [head, low, middle, high] = rows.words(at);
+        let (scale, offset_scale) = floats(head);
+        let (six, two) = (_mm256_set1_epi8(0x3f), _mm256_set1_epi8(0x30));
+        let scales = [
+            _mm256_and_si256(low, six),
+            _mm256_or_si256(_mm256_and_si256(high, nibble), _mm256_and_si256(_mm256_srli_epi32::<2>(low), two)),
+        ];
+        let offsets = [
+            _mm256_and_si256(middle, six),
+            _mm256_or_si256(
+                _mm256_and_si256(_mm256_srli_epi32::<4>(high), nibble),
+                _mm256_and_si256(_mm256_srli_epi32::<2>(middle), two),
+            ),
+        ];
+        sums[..x.count()].fill(_mm256_setzero_si256());
+        // Spelled out, so that positions are constants and a lone token's sums stay in a register.
+        four_bits::<T, 0>(rows, at, scales[0], x, block, &mut sums);
+        four_bits::<T, 1>(rows, at, scales[0], x, block, &mut sums);
+        four_bits::<T, 2>(rows, at, scales[1], x, block, &mut sums);
+        four_bits::<T, 3>(rows, at, scales[1], x, block, &mut sums);
+        let offsets: [__m256i; 8] = [
+            pair_of(offsets[0], 0),
+            pair_of(offsets[0], 1),
+            pair_of(offsets[0], 2),
+            pair_of(offsets[0], 3),
+            pair_of(offsets[1], 0),
+            pair_of(offsets[1], 1),
+            pair_of(offsets[1], 2),
+            pair_of(offsets[1], 3),
+        ];
+        for at in 0..x.count() {
+            let offset = of_sums(&offsets, &x, block, at);
+            let dx = _mm256_set1_ps(x.scales(block)[at]);
+            let total = _mm256_fmadd_ps(_mm256_mul_ps(scale, dx), _mm256_cvtepi32_ps(sums[at]), load(&out[at]));
+            let offset_scale = _mm256_mul_ps(offset_scale, dx);
+            store(&mut out[at], _mm256_fnmadd_ps(offset_scale, _mm256_cvtepi32_ps(offset), total));
+        }
+    }
+}
+
+/// Runs `2 PAIR` and `2 PAIR + 1` of a block, whose nibbles lie in the same bytes.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn four_bits<const T: usize, const PAIR: usize>(
+    rows: &Rows<'_>,
+    at: usize,
+    scales: __m256i,
+    x: Inputs<'_, T>,
+    block: usize,
+    sums: &mut [__m256i; T],
+) {
+    let nibble = _mm256_set1_epi8(15);
+    let bytes = rows.run(at + 16 + 32 * PAIR);
+    let (mut lows, mut highs) = (bytes, bytes);
+    for i in 0..8 {
+        lows[i] = _mm256_and_si256(bytes[i], nibble);
+        highs[i] = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes[i]), nibble);
+    }
+    let run = 8 * block + 2 * PAIR;
+    let byte = if PAIR.is_multiple_of(2) { 0 } else { 2 };
+    let (first, second) = (pair_of(scales, byte), pair_of(scales, byte + 1));
+    accumulate::<8, T>(&lows, [first, first], x.quants(run), sums);
+    accumulate::<8, T>(&highs, [second, second], x.quants(run + 1), sums);
+}
+
+/// `sum over the block's runs of factors[run] . sums of the run's halves`.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn of_sums<const T: usize>(factors: &[__m256i; 8], x: &Inputs<'_, T>, block: usize, at: usize) -> __m256i {
+    let mut total = _mm256_setzero_si256();
+    for (run, factors) in factors.iter().enumerate() {
+        let sum = _mm256_set1_epi32(x.sums(8 * block + run)[at]);
+        total = _mm256_add_epi32(total, _mm256_madd_epi16(*factors, sum));
+    }
+    total
+}
+
+/// Blocks of 256 weights of six bits; eight bits of scale for each 16.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn q6_k<const T: usize>(rows: &Rows<'_>, x: Inputs<'_, T>, out: &mut Sums<T>) {
+    let mut sums = [_mm256_setzero_si256(); T];
+    for block in 0..x.x.blocks() {
+        let at = block * 210;
+        rows.prefetch(at, 210);
+        let scales = rows.words(at + 192);
+        // The block's float is its last two bytes.
+        let (_, scale) = floats(rows.words(at + 194)[3]);
+        sums[..x.count()].fill(_mm256_setzero_si256());
+        for side in 0..2 {
+            let (low, high) = (rows.run(at + 64 * side), rows.run(at + 64 * side + 32));
+            let top = rows.run(at + 128 + 32 * side);
+            let run = 8 * block + 4 * side;
+            let (near, far) = if side == 0 { (scales[0], scales[1]) } else { (scales[2], scales[3]) };
+            six_bits::<T, 0>(&low, &top, near, x.quants(run), &mut sums);
+            six_bits::<T, 1>(&high, &top, near, x.quants(run + 1), &mut sums);
+            six_bits::<T, 2>(&low, &top, far, x.quants(run + 2), &mut sums);
+            six_bits::<T, 3>(&high, &top, far, x.quants(run + 3), &mut sums);
+        }
+        let factors: [__m256i; 8] = [
+            signed_bytes(scales[0], 0, 1),
+            signed_bytes(scales[0], 2, 3),
+            signed_bytes(scales[1], 0, 1),
+            signed_bytes(scales[1], 2, 3),
+            signed_bytes(scales[2], 0, 1),
+            signed_bytes(scales[2], 2, 3),
+            signed_bytes(scales[3], 0, 1),
+            signed_bytes(scales[3], 2, 3),
+        ];
+        for at in 0..x.count() {
+            // 32 is subtracted from every quant.
+            let bias = _mm256_slli_epi32::<5>(of_sums(&factors, &x, block, at));
+            let integers = _mm256_cvtepi32_ps(_mm256_sub_epi32(sums[at], bias));
+            let scale = _mm256_mul_ps(scale, _mm256_set1_ps(x.scales(block)[at]));
+            let total = _mm256_fmadd_ps(scale, integers, load(&out[at]));
+            store(&mut out[at], total);
+        }
+    }
+}
+
+/// Run `PART` of half a block: a nibble of `low`, two bits of `top`.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn six_bits<const T: usize, const PART: usize>(
+    low: &[__m256i; 8],
+    top: &[__m256i; 8],
+    scales: __m256i,
+    x: &[[i32; 8]],
+    sums: &mut [__m256i; T],
+) {
+    let mut weights = [_mm256_setzero_si256(); 8];
+    for i in 0..8 {
+        let low = if PART < 2 { low[i] } else { _mm256_srli_epi16::<4>(low[i]) };
+        let top = match PART {
+            0 => _mm256_slli_epi16::<4>(top[i]),
+            1 => _mm256_slli_epi16::<2>(top[i]),
+            2 => top[i],
+            _ => _mm256_srli_epi16::<2>(top[i]),
+        };
+        let (low, top) = (_mm256_and_si256(low, _mm256_set1_epi8(15)), _mm256_and_si256(top, _mm256_set1_epi8(0x30)));
+        weights[i] = _mm256_or_si256(low, top);
+    }
+    let byte = if PART.is_multiple_of(2) { 0 } else { 2 };
+    let scales = [signed_bytes(scales, byte, byte), signed_bytes(scales, byte + 1, byte + 1)];
+    accumulate::<2, T>(&weights, scales, x, sums);
+}

@@ -1,0 +1,200 @@
+//! Products of inputs with whole matrices, on all threads.
+//!
+//! Output columns are made in tiles: some rows of weights are unpacked into a form that suits the processor and all
+//! tokens pass by them. A token's result is the same to the last bit whatever other tokens there are: a prompt that is
+//! read in other chunks, or beside other sequences, gives the same.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rayon::prelude::*;
+
+use crate::kernels::activations::{Activations, block_len};
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::avx2;
+use crate::kernels::columns::Columns;
+use crate::kernels::{ISA, Isa, Left, RUN, Weights, panel, portable};
+
+/// Rows of quantised weights in a tile.
+const QUANTIZED_LANES: usize = 8;
+/// Rows of plain floats in a tile.
+pub(super) const FLOAT_LANES: usize = 16;
+/// Columns of such a tile that are unpacked at a time: they and their transpose stay in the first-level cache.
+const FLOAT_COLUMNS: usize = 128;
+/// Tokens that pass by such a tile at a time.
+const FLOAT_TOKENS: usize = 256;
+/// A thread takes this part of its share of what is left at a time.
+const PART: usize = 3;
+
+/// One of several products of the same inputs.
+#[derive(Debug)]
+pub struct Product<'w, 'o> {
+    /// Weights `[rows, columns]`.
+    pub weights: Weights<'w>,
+    /// `[m, rows]`.
+    pub output: &'o mut [f32],
+}
+
+impl Weights<'_> {
+    /// `input [m, columns] -> output [m, rows]`, on all threads of the current pool. With quantised weights, inputs are
+    /// rounded to 8 bits.
+    ///
+    /// # Panics
+    /// Where `input` and `output` do not hold the same number of rows.
+    pub fn multiply(&self, input: &[f32], output: &mut [f32]) {
+        multiply_all(input, &mut [Product { weights: *self, output }]);
+    }
+}
+
+/// Inputs `[m, columns]` in the form that a matrix takes.
+#[derive(Debug, Clone, Copy)]
+enum Inputs<'a> {
+    Floats(&'a [f32]),
+    Rounded(&'a Activations),
+}
+
+struct Job<'a> {
+    weights: Weights<'a>,
+    inputs: Inputs<'a>,
+    output: Columns<'a>,
+}
+
+/// `input [m, columns] -> output [m, rows]` for several matrices of the same width: inputs are rounded once, and all
+/// threads meet once.
+///
+/// # Panics
+/// Where an output does not hold as many rows as `input`, or the matrices differ in width.
+pub fn multiply_all(input: &[f32], products: &mut [Product<'_, '_>]) {
+    let (mut narrow, mut wide): (Option<Activations>, Option<Activations>) = (None, None);
+    for Product { weights, output } in &*products {
+        let m = input.len() / weights.columns;
+        assert!(input.len() == m * weights.columns && output.len() == m * weights.rows, "shapes do not fit");
+        let block = block_len(weights.format);
+        let kept = if block == RUN { &mut narrow } else { &mut wide };
+        if weights.format.is_quantized() && kept.is_none() {
+            *kept = Some(Activations::new(input, weights.columns, block));
+        }
+    }
+    let mut jobs = Vec::with_capacity(products.len());
+    for Product { weights, output } in products {
+        let rounded = if block_len(weights.format) == RUN { &narrow } else { &wide };
+        let inputs = match (weights.format.is_quantized(), rounded) {
+            (true, Some(rounded)) => Inputs::Rounded(rounded),
+            _ => Inputs::Floats(input),
+        };
+        jobs.push(Job { weights: *weights, inputs, output: Columns::new(output, weights.rows) });
+    }
+    let tiles: usize = jobs.iter().map(Job::tiles).sum();
+    if tiles == 0 || input.is_empty() {
+        return;
+    }
+    share_out(tiles, |own| {
+        let mut passed = 0;
+        for job in &jobs {
+            let end = passed + job.tiles();
+            for tile in own.start.max(passed)..own.end.min(end) {
+                job.tile(tile - passed);
+            }
+            passed = end;
+        }
+    });
+}
+
+/// Shares `count` pieces out among the threads of the pool. Each takes a part of what is left until nothing is (guided
+/// self-scheduling): parts get smaller towards the end, so that all end at about the same time, also where one of them is
+/// held up by another program.
+fn share_out(count: usize, work: impl Fn(Range<usize>) + Sync) {
+    let threads = rayon::current_num_threads();
+    let taken = AtomicUsize::new(0);
+    (0..threads).into_par_iter().with_max_len(1).for_each(|_| {
+        let part = |taken: usize| (taken < count).then(|| taken + (count - taken).div_ceil(PART * threads));
+        while let Ok(start) = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, part) {
+            // What was taken is a function of where it starts.
+            work(start..part(start).unwrap_or(start));
+        }
+    });
+}
+
+impl Job<'_> {
+    fn lanes(&self) -> usize {
+        match self.inputs {
+            Inputs::Floats(_) => FLOAT_LANES,
+            Inputs::Rounded(_) => QUANTIZED_LANES,
+        }
+    }
+
+    fn tiles(&self) -> usize {
+        self.weights.rows.div_ceil(self.lanes())
+    }
+
+    fn tile(&self, tile: usize) {
+        let lanes = self.lanes();
+        let rows = tile * lanes..((tile + 1) * lanes).min(self.weights.rows);
+        match self.inputs {
+            Inputs::Floats(input) => self.floats(rows, input),
+            Inputs::Rounded(x) => match x.tokens() {
+                1 => self.quantized::<1>(rows, x),
+                2..=8 => self.quantized::<8>(rows, x),
+                _ => self.quantized::<64>(rows, x),
+            },
+        }
+    }
+
+    /// Some rows of quantised weights, `T` tokens at a time.
+    fn quantized<const T: usize>(&self, rows: Range<usize>, x: &Activations) {
+        let weights = &self.weights;
+        let mut sums = [[0.0f32; QUANTIZED_LANES]; T];
+        for first in (0..x.tokens()).step_by(T) {
+            let tokens = first..(first + T).min(x.tokens());
+            // The lane of the tile's first row.
+            let mut lane = 0;
+            match *ISA {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 if weights.rows >= QUANTIZED_LANES => {
+                    // Where a matrix ends in the middle of a tile, the tile begins in the middle of the one before.
+                    let start = rows.start.min(weights.rows - QUANTIZED_LANES);
+                    lane = rows.start - start;
+                    let bytes = &weights.bytes[start * weights.row_bytes..];
+                    let eight = avx2::tile::Rows::new(bytes, weights.row_bytes);
+                    // SAFETY: `Isa::Avx2` is only chosen where the processor has AVX2, FMA and F16C.
+                    unsafe { avx2::tile::multiply(weights.format, &eight, x, tokens.clone(), &mut sums) };
+                }
+                _ => {
+                    for (token, sums) in tokens.clone().zip(&mut sums) {
+                        for (row, sum) in rows.clone().zip(sums) {
+                            *sum = portable::dot_quantized(weights.format, weights.row(row), x, token);
+                        }
+                    }
+                }
+            }
+            for (token, sums) in tokens.zip(&sums) {
+                // SAFETY: every tile is one task's, and no other tile has these columns.
+                unsafe { self.output.write(token, rows.start, &sums[lane..lane + rows.len()]) };
+            }
+        }
+    }
+
+    /// Some rows of plain floats.
+    fn floats(&self, rows: Range<usize>, input: &[f32]) {
+        let weights = &self.weights;
+        let columns = weights.columns;
+        let m = input.len() / columns;
+        let mut packed = [0.0f32; FLOAT_COLUMNS * FLOAT_LANES];
+        let mut sums = vec![0.0f32; m.min(FLOAT_TOKENS) * FLOAT_LANES];
+        for (chunk, input) in input.chunks(FLOAT_TOKENS * columns).enumerate() {
+            let tokens = input.len() / columns;
+            let sums = &mut sums[..tokens * FLOAT_LANES];
+            sums.fill(0.0);
+            for start in (0..columns).step_by(FLOAT_COLUMNS) {
+                let width = FLOAT_COLUMNS.min(columns - start);
+                weights.pack(rows.clone(), start..start + width, &mut packed);
+                let left = Left { values: &input[start..], rows: tokens, width, stride: columns };
+                panel(left, &packed[..width * FLOAT_LANES], FLOAT_LANES, sums);
+            }
+            for (token, sums) in sums.as_chunks::<FLOAT_LANES>().0.iter().enumerate() {
+                // SAFETY: every tile is one task's, and no other tile has these columns.
+                unsafe { self.output.write(chunk * FLOAT_TOKENS + token, rows.start, &sums[..rows.len()]) };
+            }
+        }
+    }
+}
