@@ -1,5 +1,6 @@
 //! The engine of Molt and what stands around it: budgets, traces, demonstrations.
 
+pub mod bench;
 pub mod budget;
 pub mod calibrate;
 pub mod demo;
@@ -11,3 +12,4 @@ pub mod record;
 pub mod replay;
 pub mod service;
 pub mod trace;
+pub mod workers;

@@ -15,6 +15,7 @@ use molt_models::Ladder;
 use molt_runtime::budget::OperatorBudget;
 use molt_runtime::engine::{Engine, EngineSettings};
 use molt_runtime::service::{EngineClient, Service, router};
+use molt_runtime::workers::Workers;
 use molt_runtime::{memory, paths};
 use molt_scheduler::units::{Bytes, RungIdx, Tokens};
 use molt_scheduler::{Class, Config, TenantSpec};
@@ -40,6 +41,8 @@ struct Args {
     /// Most tokens of a conversation [default: what the models were trained for, at most 4096].
     #[arg(long)]
     context: Option<u64>,
+    #[command(flatten)]
+    workers: Workers,
 }
 
 fn main() -> ExitCode {
@@ -84,7 +87,7 @@ fn run(args: &Args) -> Result<()> {
     runtime.block_on(async {
         let listener = bind(&args.socket)?;
         let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        let (client, ended) = EngineClient::start(engine, tenant, operator.clone())?;
+        let (client, ended) = EngineClient::start(engine, tenant, operator.clone(), args.workers)?;
         let service = Service { ladder: ladder.clone(), engine: client.clone(), budget: operator, context };
         eprintln!("moltd: serving {} on {}, budget {budget}", ladder.name(), args.socket.display());
         let (stop, stopped) = tokio::sync::watch::channel(false);

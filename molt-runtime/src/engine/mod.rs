@@ -16,7 +16,7 @@ use molt_kv::decoder::{Decoder as _, StopFlag};
 use molt_kv::ledger::Ledger;
 use molt_kv::region::trim_heap;
 use molt_kv::rope::Rope;
-use molt_models::{Ladder, Model, ModelError};
+use molt_models::{Ladder, Model, ModelError, Part};
 use molt_scheduler::units::{Bytes, RungIdx, Time, Tokens};
 use molt_scheduler::{
     Action, Config, LadderCost, LadderCostError, LeverKind, Observation, Plan, Progress, Refusal, Request, RungCost,
@@ -26,7 +26,7 @@ use molt_scheduler::{
 pub use sequence::AnswerRequest;
 use sequence::Sequence;
 
-use crate::event::Event;
+use crate::event::{Event, FinishReason};
 use crate::memory::{resident_files, resident_set};
 
 /// Settings of the engine.
@@ -85,6 +85,13 @@ pub struct Engine {
     read_tokens: usize,
     stop: StopFlag,
     events: Vec<Told>,
+}
+
+/// A sequence in the middle of a step.
+struct Stepping {
+    id: SequenceId,
+    tokens: Vec<u32>,
+    cache: KvCache,
 }
 
 /// What happened, and to which sequence if to one.
@@ -218,8 +225,8 @@ impl Engine {
         let drift_bytes = self.scheduler.drift();
         self.tell(None, Event::Sample { usage_bytes, budget_bytes: budget, rss_bytes, rss_file_bytes, drift_bytes });
         self.read_tokens = 0;
-        for step in plan.steps() {
-            self.step(*step);
+        for rung in self.loaded.keys().copied().collect::<Vec<_>>() {
+            self.step_together(rung, plan.steps());
         }
         self.plan = plan;
         events.append(&mut self.events);
@@ -279,50 +286,65 @@ impl Engine {
         }
     }
 
-    fn step(&mut self, step: Step) {
-        let Some((sequence, loaded)) = self.sequences.get_mut(&step.sequence).zip(self.loaded.get(&step.rung)) else {
-            return;
-        };
-        if sequence.rung != step.rung {
-            return;
-        }
-        let tokens = sequence.next_tokens(step.tokens).to_vec();
-        if tokens.is_empty() {
-            return;
-        }
-        if sequence.cache.is_none() {
-            match KvCache::new(loaded.model.cache_shape(), sequence.limit(), &self.ledger) {
-                Ok(cache) => sequence.cache = Some(cache),
-                // Address space, not memory, has run out; the next round tries again.
-                Err(error) => return self.trouble(format!("no cache for a sequence yet: {error}")),
+    /// Everybody on a rung steps in one pass: the weights are read once for all of them.
+    fn step_together(&mut self, rung: RungIdx, steps: &[Step]) {
+        let Some(loaded) = self.loaded.get(&rung) else { return };
+        let mut stepping = Vec::new();
+        for step in steps.iter().filter(|step| step.rung == rung) {
+            let Some(sequence) = self.sequences.get_mut(&step.sequence).filter(|s| s.rung == rung) else { continue };
+            let tokens = sequence.next_tokens(step.tokens).to_vec();
+            if tokens.is_empty() {
+                continue;
             }
-        }
-        let Some(cache) = sequence.cache.as_mut() else { return };
-        self.read_tokens += tokens.len();
-        let before = cache.len();
-        match loaded.model.read(&tokens, cache, &self.stop) {
-            Ok(hidden) => {
-                sequence.read += tokens.len();
-                if sequence.may_sample() {
-                    let tokenizer = self.ladder.tokenizer();
-                    let text = loaded.model.with_logits(&hidden, |logits| sequence.sample(logits, tokenizer));
-                    let tenant = sequence.tenant.clone();
-                    let stopped = sequence.finished() == Some(crate::event::FinishReason::Stop);
-                    if !stopped || !text.is_empty() {
-                        let event = Event::Token { tenant: tenant.clone(), text, rung: step.rung };
-                        self.events.push((Some(step.sequence), event));
-                    }
-                    if let Some(reason) = sequence.finished() {
-                        let event = Event::Finished { tenant, tokens: sequence.answered(), reason };
-                        self.events.push((Some(step.sequence), event));
-                    }
+            let cache = match sequence.cache.take() {
+                Some(cache) => Ok(cache),
+                None => KvCache::new(loaded.model.cache_shape(), sequence.limit(), &self.ledger),
+            };
+            match cache {
+                Ok(cache) => stepping.push(Stepping { id: step.sequence, tokens, cache }),
+                // Address space, not memory, has run out; the next round tries again.
+                Err(error) => {
+                    self.events
+                        .push((None, Event::Trouble { message: format!("no cache for a sequence yet: {error}") }));
                 }
             }
-            Err(error) => {
-                // A pass before the one that failed may have gone through; none of this step is kept.
-                cache.truncate(before);
-                self.trouble(format!("a step was given up and is repeated: {error}"));
+        }
+        if stepping.is_empty() {
+            return;
+        }
+        let mut parts: Vec<Part<'_>> =
+            stepping.iter_mut().map(|s| Part { tokens: &s.tokens, cache: &mut s.cache }).collect();
+        let read = loaded.model.read_together(&mut parts, &self.stop);
+        // Of those who have read everything so far, the hidden states of their last tokens.
+        let (mut hidden, mut choosing) = (Vec::new(), Vec::new());
+        let width = loaded.model.config().width;
+        for (index, Stepping { id, tokens, cache }) in stepping.into_iter().enumerate() {
+            let Some(sequence) = self.sequences.get_mut(&id) else { continue };
+            sequence.cache = Some(cache);
+            let Ok(last) = &read else { continue };
+            sequence.read += tokens.len();
+            self.read_tokens += tokens.len();
+            if sequence.may_sample() {
+                hidden.extend_from_slice(&last[index * width..(index + 1) * width]);
+                choosing.push(id);
             }
+        }
+        let (tokenizer, sequences, events) = (self.ladder.tokenizer(), &mut self.sequences, &mut self.events);
+        loaded.model.with_each_logits(&hidden, |at, logits| {
+            let Some((id, sequence)) = choosing.get(at).and_then(|id| Some((*id, sequences.get_mut(id)?))) else {
+                return;
+            };
+            let text = sequence.sample(logits, tokenizer);
+            let tenant = sequence.tenant.clone();
+            if sequence.finished() != Some(FinishReason::Stop) || !text.is_empty() {
+                events.push((Some(id), Event::Token { tenant: tenant.clone(), text, rung }));
+            }
+            if let Some(reason) = sequence.finished() {
+                events.push((Some(id), Event::Finished { tenant, tokens: sequence.answered(), reason }));
+            }
+        });
+        if let Err(error) = read {
+            self.trouble(format!("a step was given up and is repeated: {error}"));
         }
     }
 

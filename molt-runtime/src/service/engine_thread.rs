@@ -12,6 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::budget::BudgetSource;
 use crate::engine::{AnswerRequest, Engine};
 use crate::event::Event;
+use crate::workers::Workers;
 
 /// Commands that may wait for the engine; whoever sends more waits.
 const COMMANDS: usize = 256;
@@ -44,12 +45,14 @@ impl EngineClient {
         engine: Engine,
         tenant: TenantId,
         budget: impl BudgetSource + 'static,
+        workers: Workers,
     ) -> std::io::Result<(Self, oneshot::Receiver<()>)> {
         let (commands, taken) = bounded(COMMANDS);
         let (alive, ended) = oneshot::channel();
+        let pool = workers.pool().map_err(std::io::Error::other)?;
         let thread = std::thread::Builder::new().name("molt-engine".to_owned()).spawn(move || {
             let run = Run { engine, tenant, budget, readers: BTreeMap::new(), started: Instant::now() };
-            run.until_stopped(&taken);
+            pool.install(|| run.until_stopped(&taken));
             // Said only by an orderly end; a panic drops it unsaid. Where nobody listens the program is ending.
             let _unheard = alive.send(());
         })?;

@@ -16,6 +16,7 @@ use molt_runtime::demo::{DemoSettings, run as run_demo};
 use molt_runtime::engine::EngineSettings;
 use molt_runtime::event::{Event, Summary, Switch};
 use molt_runtime::trace::Trace;
+use molt_runtime::workers::Workers;
 use molt_scheduler::LeverKind;
 use molt_scheduler::units::{Bytes, RungIdx, Tokens};
 
@@ -55,7 +56,7 @@ const POCKET_PROMPT: &str = "To the Senate and House of Representatives:\n\nThe 
     the past year the people of the United States";
 const CHAT_PROMPT: &str = "Explain in simple words what an operating system does when memory runs low.";
 
-pub(crate) fn run(args: &Args, models: &Path) -> Result<()> {
+pub(crate) fn run(args: &Args, models: &Path, workers: Workers) -> Result<()> {
     let trace = Trace::find(&args.trace)?;
     let (claim, beside) = LadderFile::find(&args.ladder)?;
     if !claim.is_pulled(models) {
@@ -86,13 +87,16 @@ pub(crate) fn run(args: &Args, models: &Path) -> Result<()> {
     let (tell, told) = bounded::<Event>(256);
     // The engine has a thread of its own; this one only prints, so that a slow terminal is not counted as a stall until
     // the channel is full.
+    let pool = workers.pool()?;
     let worker = std::thread::Builder::new().name("molt-engine".to_owned()).spawn(move || {
-        run_demo(&ladder, &trace, &settings, |event| {
-            // Where the printer has gone (a closed pipe), the answer is nobody's any more.
-            match tell.send(event.clone()) {
-                Ok(()) => ControlFlow::Continue(()),
-                Err(_) => ControlFlow::Break(()),
-            }
+        pool.install(|| {
+            run_demo(&ladder, &trace, &settings, |event| {
+                // Where the printer has gone (a closed pipe), the answer is nobody's any more.
+                match tell.send(event.clone()) {
+                    Ok(()) => ControlFlow::Continue(()),
+                    Err(_) => ControlFlow::Break(()),
+                }
+            })
         })
     })?;
     let printed = match args.json {

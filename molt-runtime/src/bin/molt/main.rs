@@ -1,5 +1,6 @@
 //! `molt`: demonstrations, replays of pressure, fetching models, fitting bridges.
 
+mod bench;
 mod demo;
 mod fit;
 mod record;
@@ -13,6 +14,7 @@ use clap::{Parser, Subcommand};
 use molt_models::LadderFile;
 use molt_models::pull::{self, PullOptions};
 use molt_runtime::paths;
+use molt_runtime::workers::Workers;
 
 /// Language models that change between two tokens when memory is wanted back, and take the conversation along.
 #[derive(Parser)]
@@ -21,6 +23,8 @@ struct Cli {
     /// Folder of the model files [default: $MOLT_MODELS, or molt/models in the user's data folder].
     #[arg(long, global = true)]
     models: Option<PathBuf>,
+    #[command(flatten)]
+    workers: Workers,
     #[command(subcommand)]
     command: Command,
 }
@@ -37,6 +41,8 @@ enum Command {
     Replay(replay::Args),
     /// Record a pressure trace from what this machine says of its memory.
     Record(record::Args),
+    /// Measure on this machine.
+    Bench(bench::Args),
     /// List the built-in ladders.
     Ladders,
 }
@@ -72,8 +78,9 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<()> {
     let models = cli.models.or_else(paths::models_folder).context(NO_FOLDER)?;
     match cli.command {
-        Command::Demo(args) => demo::run(&args, &models),
-        Command::Fit(args) => fit::run(&args, &models),
+        Command::Demo(args) => demo::run(&args, &models, cli.workers),
+        Command::Bench(args) => cli.workers.run(|| bench::run(&args, &models))?,
+        Command::Fit(args) => cli.workers.run(|| fit::run(&args, &models))?,
         Command::Replay(args) => replay::run(&args, &models),
         Command::Record(args) => record::run(&args),
         Command::Ladders => {

@@ -1,0 +1,7 @@
+//! What `molt bench` measures. Every figure in the documentation comes out of here.
+
+pub mod engine;
+mod llama_cpp;
+pub mod stats;
+
+pub use llama_cpp::{LlamaCpp, LlamaCppError};
