@@ -276,6 +276,22 @@ impl KvCache {
         }
     }
 
+    /// Keys and values of some slots as they are kept, to be put back.
+    pub(crate) fn copy_of(&self, slots: std::ops::Range<usize>) -> Vec<f16> {
+        let width = self.shape.kv_width();
+        let part = |plane| &self.plane_values(plane)[slots.start * width..slots.end * width];
+        (0..2 * self.shape.layers).flat_map(part).copied().collect()
+    }
+
+    /// Puts back what [`KvCache::copy_of`] copied from the same slots.
+    pub(crate) fn put_back(&mut self, slots: std::ops::Range<usize>, copy: &[f16]) {
+        let part = slots.len() * self.shape.kv_width();
+        for (plane, values) in copy.chunks_exact(part.max(1)).enumerate() {
+            let at = plane * self.plane / size_of::<f16>() + slots.start * self.shape.kv_width();
+            self.region.as_mut_slice::<f16>()[at..at + part].copy_from_slice(values);
+        }
+    }
+
     /// What a token is that is read natively after what is cached.
     pub fn native_provenance(&self) -> Provenance {
         match self.is_exact() {

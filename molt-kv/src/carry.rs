@@ -45,12 +45,51 @@ pub struct CarrySettings {
     pub block: Tokens,
 }
 
+impl CarrySettings {
+    const fn native(exact_first: u64, fed_window: u64, native_share: usize) -> Self {
+        let (exact_first, fed_window) = (Tokens::new(exact_first), Tokens::new(fed_window));
+        Self { exact_first, fed_window, native_share, block: Tokens::new(256) }
+    }
+
+    /// Hardly more than the maps.
+    pub const FAST: Self = Self::native(4, 16, 8);
+    /// Much read natively.
+    pub const FAITHFUL: Self = Self::native(256, 256, 3);
+    /// From fast to faithful: each reads more natively than the one before, takes longer and diverges less.
+    pub const EFFORTS: [Self; 6] = [
+        Self::FAST,
+        Self::native(16, 32, 8),
+        Self::native(32, 64, 8),
+        Self::native(64, 64, 8),
+        Self::native(128, 128, 4),
+        Self::FAITHFUL,
+    ];
+
+    /// The most faithful of [`CarrySettings::EFFORTS`] that takes at most `flops` operations for so many tokens; the
+    /// fastest where none does. What it leaves undone is left to healing.
+    pub fn within(flops: f64, bridge: &Bridge, destination: &dyn Decoder, tokens: Tokens) -> Self {
+        let fits = |settings: &&Self| foretold_flops(bridge, destination, tokens, **settings) <= flops;
+        *Self::EFFORTS.iter().rev().find(fits).unwrap_or(&Self::FAST)
+    }
+}
+
+/// Floating-point operations that a carry of so many tokens will take.
+pub fn foretold_flops(bridge: &Bridge, destination: &dyn Decoder, tokens: Tokens, settings: CarrySettings) -> f64 {
+    let (spec, tokens) = (bridge.spec(), usize::from(tokens));
+    let (first, window) = split(tokens, settings);
+    let (layers, mapped) = (destination.cache_shape().layers, tokens - first - window);
+    let maps = spec.mapped_layers().filter_map(|layer| bridge.map(layer)).map(|map| map.weight.columns());
+    let maps = 2.0 * (maps.sum::<usize>() * spec.outputs() * mapped) as f64;
+    let native = destination.flops(layers, first, 0) + destination.flops(layers, window, tokens - window);
+    native + destination.flops(spec.native_layers, mapped, first) + maps
+}
+
 /// Attention sinks: so many first tokens may be read natively however short the context (arXiv 2309.17453).
 const SINKS: usize = 4;
 
 impl Default for CarrySettings {
     fn default() -> Self {
-        Self { exact_first: Tokens::new(64), fed_window: Tokens::new(64), native_share: 8, block: Tokens::new(256) }
+        Self::native(64, 64, 8)
     }
 }
 
@@ -148,7 +187,7 @@ pub fn carry(
         }
     }
     let slots = source.slots();
-    let (first, window) = split(slots, settings);
+    let (first, window) = split(slots.len(), settings);
     let mut cache = KvCache::new(destination.cache_shape(), source.limit(), ledger)?;
     let layers = destination.cache_shape().layers;
     let mut flops = read(destination, &mut cache, &slots[..first], None, stop)?;
@@ -211,10 +250,10 @@ pub fn restore(
 }
 
 /// How many first tokens are read natively and how many last ones are fed.
-fn split(slots: &[Slot], settings: CarrySettings) -> (usize, usize) {
-    let share = (slots.len() / settings.native_share.max(1)).max(SINKS);
-    let first = usize::from(settings.exact_first).min(share).min(slots.len());
-    let window = usize::from(settings.fed_window).min(share).min(slots.len() - first);
+fn split(tokens: usize, settings: CarrySettings) -> (usize, usize) {
+    let share = (tokens / settings.native_share.max(1)).max(SINKS);
+    let first = usize::from(settings.exact_first).min(share).min(tokens);
+    let window = usize::from(settings.fed_window).min(share).min(tokens - first);
     (first, window)
 }
 

@@ -9,6 +9,7 @@ pub mod cache;
 pub mod carry;
 pub mod decoder;
 pub mod gemm;
+pub mod heal;
 pub mod keepsake;
 pub mod ledger;
 pub mod region;

@@ -6,8 +6,9 @@ mod common;
 use common::{PROSE, TIER0, TIER1, TIER2, kl, load, log_softmax, pocket, read};
 use molt_kv::bridge::{Bridge, BridgeError};
 use molt_kv::cache::{KvCache, Provenance};
-use molt_kv::carry::{CarryError, CarrySettings, carry, reread, restore};
+use molt_kv::carry::{CarryError, CarrySettings, carry, foretold_flops, reread, restore};
 use molt_kv::decoder::{Decoder as _, StopFlag};
+use molt_kv::heal;
 use molt_kv::keepsake::Keepsake;
 use molt_kv::ledger::{Kind, Ledger};
 use molt_models::Model;
@@ -84,6 +85,74 @@ fn a_carried_cache_is_close_and_the_controls_are_not() {
     };
     println!("carried {good:.4}, native {native:.6}, zeroes {zeroes:.4}, another text {other:.4}");
     assert!(good * 2.0 < zeroes && good * 2.0 < other, "carried {good}, zeroes {zeroes}, another text {other}");
+}
+
+#[test]
+fn a_carry_takes_what_was_foretold_and_fits_what_may_be_spent() {
+    let (ladder, ledger) = (pocket(), Ledger::new());
+    let tokens = ladder.tokenizer().encode(PROSE).unwrap();
+    let (big, small) = (load(&ladder, TIER0, &ledger), load(&ladder, TIER2, &ledger));
+    let bridge = ladder.bridge(TIER0, TIER2, &ledger).unwrap().unwrap();
+    let stop = StopFlag::new();
+    let (source, _) = read(&big, &tokens[..130], &ledger);
+    let mut last = 0.0;
+    for effort in CarrySettings::EFFORTS {
+        let foretold = foretold_flops(&bridge, &small, Tokens::new(130), effort);
+        let (_, report) = carry(&bridge, (&source, big.rope()), &small, effort, &ledger, &stop).unwrap();
+        // Attention is foretold for whole parts and not for their blocks.
+        assert!((foretold / report.flops - 1.0).abs() < 0.05, "{effort:?}: {foretold} foretold, {}", report.flops);
+        assert!(foretold >= last, "{effort:?} takes less than the one before");
+        last = foretold;
+        let chosen = CarrySettings::within(foretold, &bridge, &small, Tokens::new(130));
+        assert!(foretold_flops(&bridge, &small, Tokens::new(130), chosen) <= foretold);
+        assert!(chosen == effort || foretold_flops(&bridge, &small, Tokens::new(130), chosen) == foretold);
+    }
+    assert_eq!(CarrySettings::within(0.0, &bridge, &small, Tokens::new(130)), CarrySettings::FAST);
+    assert_eq!(CarrySettings::within(f64::INFINITY, &bridge, &small, Tokens::new(130)), CarrySettings::FAITHFUL);
+}
+
+#[test]
+fn a_healed_cache_is_what_a_native_read_makes() {
+    let (ladder, ledger) = (pocket(), Ledger::new());
+    let tokens = ladder.tokenizer().encode(PROSE).unwrap();
+    let (big, small) = (load(&ladder, TIER0, &ledger), load(&ladder, TIER2, &ledger));
+    let bridge = ladder.bridge(TIER0, TIER2, &ledger).unwrap().unwrap();
+    let stop = StopFlag::new();
+    // Healing takes `chunk` tokens at a time while the conversation goes on by one token after each.
+    let check = |chunk: u64, shed: bool| {
+        let (mut source, _) = read(&big, &tokens[..100], &ledger);
+        if shed {
+            source.shed(4..36).unwrap();
+        }
+        let (mut cache, _) = carry(&bridge, (&source, big.rope()), &small, settings(8, 16), &ledger, &stop).unwrap();
+        let mut at = 100;
+        while heal::left(&cache) > Tokens::ZERO {
+            let before: Vec<_> = [cache.keys(2), cache.values(2)].map(<[_]>::to_vec).to_vec();
+            stop.raise();
+            assert!(heal::heal(&mut cache, &small, Tokens::new(chunk), &stop).is_err());
+            assert_eq!(before, [cache.keys(2), cache.values(2)], "given up, and changed nothing");
+            stop.lower();
+            let left = heal::left(&cache);
+            let healed = heal::heal(&mut cache, &small, Tokens::new(chunk), &stop).unwrap();
+            assert_eq!((healed, heal::left(&cache)), (left.min(Tokens::new(chunk)), left - healed));
+            if at < tokens.len() {
+                small.read(&tokens[at..at + 1], &mut cache, &stop).unwrap();
+                at += 1;
+            }
+        }
+        assert!(cache.is_exact());
+        let (mut slots, next) = (source.slots().to_vec(), cache.next_position());
+        slots.extend_from_slice(&cache.slots()[slots.len()..]);
+        let (native, _) = reread(&slots, cache.limit(), &small, &ledger, &stop).unwrap();
+        assert_eq!((cache.slots(), next), (native.slots(), native.next_position()));
+        for layer in 0..native.shape().layers {
+            let both = |cache: &KvCache| (cache.keys(layer).to_vec(), cache.values(layer).to_vec());
+            assert_eq!(both(&cache), both(&native), "chunks of {chunk}: layer {layer}");
+        }
+    };
+    check(1_000, false);
+    check(8, false);
+    check(3, true);
 }
 
 #[test]

@@ -45,6 +45,20 @@ pub enum Event {
         /// Where.
         rung: RungIdx,
     },
+    /// What a bridge had mapped has been read natively in the background: the cache is what reading everything again would
+    /// have made.
+    Healed {
+        /// Whose.
+        tenant: String,
+        /// Where.
+        rung: RungIdx,
+        /// Tokens read for it.
+        tokens: Tokens,
+        /// Time that it took in all.
+        heal_ms: f64,
+        /// The longest that the sequences' next tokens waited for a part of it.
+        wait_ms_max: f64,
+    },
     /// A rung's weights came into memory.
     Load {
         /// Which.

@@ -3,13 +3,13 @@
 use std::time::Instant;
 
 use molt_kv::cache::KvCache;
-use molt_kv::carry::{self, CarryError, CarryReport};
+use molt_kv::carry::{self, CarryError, CarryReport, CarrySettings};
 use molt_kv::decoder::Decoder as _;
 use molt_kv::keepsake::Keepsake;
 use molt_scheduler::SequenceId;
-use molt_scheduler::units::RungIdx;
+use molt_scheduler::units::{RungIdx, Tokens};
 
-use crate::engine::{Engine, Loaded, chain, ms_since};
+use crate::engine::{Effort, Engine, Loaded, PACE_TOKENS, chain, ms_since};
 use crate::event::{Event, Switch};
 
 impl Engine {
@@ -41,6 +41,10 @@ impl Engine {
                         pressure_ratio: pressure,
                     };
                     sequence.cache = Some(cache);
+                    sequence.healing = super::heal::Healing::default();
+                    if usize::from(report.tokens()) >= PACE_TOKENS && report.flops > 0.0 {
+                        self.flops_per_ms = Some(report.flops / carry_ms.max(f64::MIN_POSITIVE));
+                    }
                     self.tell(Some(id), Event::Switch(switch));
                 }
                 Err(error) => {
@@ -87,7 +91,14 @@ impl Engine {
         let rung = self.ladder.rung(from);
         let bridge = rung.and_then(|rung| loaded.bridges.get(rung.source())).zip(self.ropes.get(from.get()));
         let carried = bridge.and_then(|(bridge, rope)| {
-            let done = carry::carry(bridge, (&old, rope), model, self.settings.carry, &self.ledger, &self.stop);
+            let settings = match (self.settings.carry, self.flops_per_ms) {
+                (Effort::Fixed(settings), _) => settings,
+                (Effort::Stall { .. }, None) => CarrySettings::default(),
+                (Effort::Stall { target_ms }, Some(pace)) => {
+                    CarrySettings::within(target_ms * pace, bridge, model, Tokens::from(old.len()))
+                }
+            };
+            let done = carry::carry(bridge, (&old, rope), model, settings, &self.ledger, &self.stop);
             done.map_err(|error| failures.push(format!("bridge: {}", chain(&error)))).ok()
         });
         let (cache, report) = match carried {

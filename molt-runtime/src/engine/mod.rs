@@ -2,6 +2,7 @@
 //! asynchronous.
 
 mod carry;
+mod heal;
 mod sequence;
 
 use std::collections::BTreeMap;
@@ -23,19 +24,41 @@ use molt_scheduler::{
     Scheduler, SequenceId, Step, TenantId, TenantSpec,
 };
 
+pub use heal::HealSettings;
 pub use sequence::AnswerRequest;
 use sequence::Sequence;
 
 use crate::event::{Event, FinishReason};
 use crate::memory::{resident_files, resident_set};
 
+/// How much of a carry over a bridge is done before the next token, and so how much is left to healing.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Effort {
+    /// As much as a reader waits for, by what this machine has been seen to compute; the default carry until something
+    /// was seen.
+    Stall {
+        /// How long a reader may wait for the carry.
+        target_ms: f64,
+    },
+    /// Always the same.
+    Fixed(CarrySettings),
+}
+
+impl Default for Effort {
+    fn default() -> Self {
+        Self::Stall { target_ms: 1_000.0 }
+    }
+}
+
 /// Settings of the engine.
 #[derive(Debug, Clone)]
 pub struct EngineSettings {
-    /// What is read natively in a carry.
-    pub carry: CarrySettings,
+    /// What is read natively in a carry over a bridge.
+    pub carry: Effort,
     /// Where keepsakes are written (unlinked); `None` keeps none.
     pub keepsakes: Option<PathBuf>,
+    /// How much is read natively in the background after a carry.
+    pub heal: HealSettings,
 }
 
 impl Default for EngineSettings {
@@ -43,7 +66,7 @@ impl Default for EngineSettings {
         // On most systems /tmp is memory again; /var/tmp is on disk (Filesystem Hierarchy Standard).
         let disk = PathBuf::from("/var/tmp");
         let folder = if disk.is_dir() { disk } else { std::env::temp_dir() };
-        Self { carry: CarrySettings::default(), keepsakes: Some(folder) }
+        Self { carry: Effort::default(), keepsakes: Some(folder), heal: HealSettings::default() }
     }
 }
 
@@ -83,9 +106,16 @@ pub struct Engine {
     budget: Option<Bytes>,
     /// Tokens read in the last round.
     read_tokens: usize,
+    /// Rounds since something was healed.
+    unhealed_rounds: u32,
+    /// Floating-point operations in a millisecond, when many tokens were last read at once.
+    flops_per_ms: Option<f64>,
     stop: StopFlag,
     events: Vec<Told>,
 }
+
+/// Tokens of a pass from which on its time says how fast this machine computes: with fewer, memory sets the pace.
+const PACE_TOKENS: usize = 32;
 
 /// A sequence in the middle of a step.
 struct Stepping {
@@ -144,6 +174,8 @@ impl Engine {
             tenants: BTreeMap::new(),
             budget: None,
             read_tokens: 0,
+            unhealed_rounds: 0,
+            flops_per_ms: None,
             stop: StopFlag::new(),
             events: Vec::new(),
         })
@@ -228,6 +260,7 @@ impl Engine {
         for rung in self.loaded.keys().copied().collect::<Vec<_>>() {
             self.step_together(rung, plan.steps());
         }
+        self.heal(plan.steps());
         self.plan = plan;
         events.append(&mut self.events);
     }
@@ -314,7 +347,14 @@ impl Engine {
         }
         let mut parts: Vec<Part<'_>> =
             stepping.iter_mut().map(|s| Part { tokens: &s.tokens, cache: &mut s.cache }).collect();
+        let started = Instant::now();
         let read = loaded.model.read_together(&mut parts, &self.stop);
+        let pass: usize = stepping.iter().map(|stepping| stepping.tokens.len()).sum();
+        if pass >= PACE_TOKENS && read.is_ok() {
+            let context = stepping.iter().map(|stepping| stepping.cache.len()).sum::<usize>() / stepping.len();
+            let flops = loaded.model.flops(loaded.model.config().layers, pass, context);
+            self.flops_per_ms = Some(flops / ms_since(started).max(f64::MIN_POSITIVE));
+        }
         // Of those who have read everything so far, the hidden states of their last tokens.
         let (mut hidden, mut choosing) = (Vec::new(), Vec::new());
         let width = loaded.model.config().width;

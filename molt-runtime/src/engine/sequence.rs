@@ -7,6 +7,7 @@ use molt_models::{TextStream, Tokenizer};
 use molt_scheduler::units::{RungIdx, Tokens};
 use molt_scheduler::{Progress, SequenceId};
 
+use crate::engine::heal::Healing;
 use crate::event::FinishReason;
 
 /// What a client asks for.
@@ -43,7 +44,9 @@ pub(super) struct Sequence {
     pub(super) keepsakes: Vec<Keepsake>,
     sampler: Sampler,
     text: TextStream,
-    finished: Option<FinishReason>,
+    pub(super) finished: Option<FinishReason>,
+    /// Of the cache, since it was carried.
+    pub(super) healing: Healing,
 }
 
 impl Sequence {
@@ -61,6 +64,7 @@ impl Sequence {
             sampler: Sampler::new(request.sampling),
             text: TextStream::default(),
             finished: None,
+            healing: Healing::default(),
         }
     }
 

@@ -218,7 +218,7 @@ fn chunk(frame: &Frame, event: &Event) -> Option<Value> {
         Event::Finished { reason, .. } => {
             frame.chunk(json!([{"index": 0, "delta": {}, "finish_reason": finish(*reason)}]), json!({}))
         }
-        Event::Switch(_) | Event::Lever { .. } | Event::Unpark { .. } => {
+        Event::Switch(_) | Event::Lever { .. } | Event::Unpark { .. } | Event::Healed { .. } => {
             frame.chunk(json!([]), serde_json::to_value(event).ok()?)
         }
         _ => return None,

@@ -54,7 +54,8 @@ const POCKET_PROMPT: &str = "To the Senate and House of Representatives:\n\nThe 
     ports has grown, and the revenues of the Government have exceeded the estimates. It is the duty of Congress to \
     consider with care the use that is to be made of this surplus, and the state of the Army and of the Navy.\n\nDuring \
     the past year the people of the United States";
-const CHAT_PROMPT: &str = "Explain in simple words what an operating system does when memory runs low.";
+const CHAT_PROMPT: &str = "Explain step by step, with an example for each step, what an operating system does when \
+    memory runs low, and what a program can do to help.";
 
 pub(crate) fn run(args: &Args, models: &Path, workers: Workers) -> Result<()> {
     let trace = Trace::find(&args.trace)?;
@@ -205,6 +206,8 @@ impl<'a> Screen<'a> {
                 self.line(out, &format!("lever: {name}, frees {bytes}"))
             }
             Event::Unpark { rung, .. } => self.line(out, &format!("runs again on {rung}")),
+            Event::Healed { rung, tokens, heal_ms, .. } => self
+                .line(out, &format!("healed on {rung}: {tokens} read natively in the background in {heal_ms:.0} ms")),
             Event::Load { rung, bytes, load_ms } => {
                 self.line(out, &format!("{rung} loaded: {bytes} in {load_ms:.0} ms"))
             }

@@ -1,0 +1,72 @@
+//! The background reader's use after a carry: between the rounds' steps it reads natively what a bridge has mapped.
+
+use std::time::Instant;
+
+use molt_kv::heal;
+use molt_scheduler::Step;
+use molt_scheduler::units::Tokens;
+
+use crate::engine::{Engine, ms_since};
+use crate::event::Event;
+
+/// How much of the time healing takes. It is counted in tokens and rounds, not in milliseconds, so that a run can be
+/// repeated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HealSettings {
+    /// Tokens that are read at a time: what a next token may have to wait for. Eight take little longer than decoding
+    /// one, for the weights are read from memory once for all of them.
+    pub tokens: Tokens,
+    /// After every so many rounds; 0 heals nothing.
+    pub every: u32,
+}
+
+impl Default for HealSettings {
+    fn default() -> Self {
+        Self { tokens: Tokens::new(8), every: 2 }
+    }
+}
+
+/// How far the healing of a sequence has come.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Healing {
+    tokens: Tokens,
+    heal_ms: f64,
+    wait_ms_max: f64,
+}
+
+impl Engine {
+    /// Heals a little of the first sequence that stepped and is not exact: the foreground's before batch's, for so they
+    /// stand among the steps.
+    pub(super) fn heal(&mut self, steps: &[Step]) {
+        self.unhealed_rounds += 1;
+        let HealSettings { tokens, every } = self.settings.heal;
+        if every == 0 || self.unhealed_rounds < every {
+            return;
+        }
+        for step in steps {
+            let Some((sequence, loaded)) = self.sequences.get_mut(&step.sequence).zip(self.loaded.get(&step.rung))
+            else {
+                continue;
+            };
+            let Some(cache) = sequence.cache.as_mut().filter(|_| sequence.rung == step.rung) else { continue };
+            if cache.is_exact() || sequence.finished.is_some() {
+                continue;
+            }
+            self.unhealed_rounds = 0;
+            let started = Instant::now();
+            // Given up means that memory is wanted: there will be another round.
+            let Ok(healed) = heal::heal(cache, &loaded.model, tokens, &self.stop) else { return };
+            let took = ms_since(started);
+            let healing = &mut sequence.healing;
+            healing.tokens += healed;
+            healing.heal_ms += took;
+            healing.wait_ms_max = healing.wait_ms_max.max(took);
+            if cache.is_exact() {
+                let Healing { tokens, heal_ms, wait_ms_max } = std::mem::take(healing);
+                let (tenant, rung) = (sequence.tenant.clone(), step.rung);
+                self.tell(Some(step.sequence), Event::Healed { tenant, rung, tokens, heal_ms, wait_ms_max });
+            }
+            return;
+        }
+    }
+}
