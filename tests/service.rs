@@ -1,75 +1,12 @@
 //! `moltd` over its real socket: answers, streams, pressure in the middle of a stream, hostile input.
 #![allow(clippy::unwrap_used, reason = "a test may stop where its ground is missing")]
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::process::{Command, Stdio};
 
+use molt_tests::daemon::{Daemon, chunks};
 use serde_json::{Value, json};
-
-/// A running daemon; stopped when it goes out of scope.
-struct Daemon {
-    child: Child,
-    socket: PathBuf,
-    _folder: tempfile::TempDir,
-}
-
-impl Daemon {
-    fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("molt.sock");
-        let mut child = Command::new(molt_tests::program("moltd"))
-            .args(["--socket", socket.to_str().unwrap(), "--budget-mib", "256"])
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        // It says where it serves once it does.
-        let mut line = String::new();
-        BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.contains("serving pocket"), "{line}");
-        Self { child, socket, _folder: folder }
-    }
-
-    fn send(&self, method: &str, path: &str, body: &[u8]) -> BufReader<UnixStream> {
-        let mut stream = UnixStream::connect(&self.socket).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: any\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
-            body.len()
-        );
-        stream.write_all(head.as_bytes()).unwrap();
-        // A refused body may be cut off by the other side while it is still being sent.
-        let _cut = stream.write_all(body);
-        BufReader::new(stream)
-    }
-
-    fn ask(&self, method: &str, path: &str, body: &[u8]) -> (u16, Value) {
-        let mut answer = Vec::new();
-        let _reset_after_answer = self.send(method, path, body).read_to_end(&mut answer);
-        let answer = String::from_utf8(answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        (status, serde_json::from_str(body).unwrap_or_else(|_| Value::from(body)))
-    }
-
-    fn set_budget(&self, bytes: u64) {
-        let (status, _) = self.ask("PUT", "/v1/budget", json!({"budget_bytes": bytes}).to_string().as_bytes());
-        assert_eq!(status, 200);
-    }
-
-    fn alive(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_none()
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ended_already = self.child.kill();
-        let _reaped = self.child.wait();
-    }
-}
 
 fn chat(tokens: u64, stream: bool) -> Vec<u8> {
     let prompt = "Fellow-citizens of the Senate and House of Representatives: The past year has been one of peace.";
@@ -79,15 +16,9 @@ fn chat(tokens: u64, stream: bool) -> Vec<u8> {
     .into_bytes()
 }
 
-/// The objects of a stream, as they come.
-fn chunks(answer: BufReader<UnixStream>) -> impl Iterator<Item = Value> {
-    let lines = answer.lines().map(Result::unwrap).filter_map(|l| l.strip_prefix("data: ").map(str::to_owned));
-    lines.take_while(|l| l != "[DONE]").map(|l| serde_json::from_str(&l).unwrap())
-}
-
 #[test]
 fn an_answer_whole_and_streamed() {
-    let daemon = Daemon::start();
+    let daemon = Daemon::start("");
     assert_eq!(daemon.ask("GET", "/health", b"").0, 200);
     let (_, models) = daemon.ask("GET", "/v1/models", b"");
     assert_eq!(models["data"][0]["id"], "pocket");
@@ -104,7 +35,7 @@ fn an_answer_whole_and_streamed() {
 
 #[test]
 fn a_stream_lives_through_a_budget_that_holds_nothing() {
-    let daemon = Daemon::start();
+    let daemon = Daemon::start("");
     let is_token = |c: &Value| c["choices"][0]["delta"]["content"].is_string();
     // The answer is short-lived and the budget comes over another connection: the cut may come too late, so try again.
     for _ in 0..20 {
@@ -138,7 +69,7 @@ fn a_stream_lives_through_a_budget_that_holds_nothing() {
 
 #[test]
 fn clients_that_misbehave_get_an_error_and_nothing_else_suffers() {
-    let mut daemon = Daemon::start();
+    let mut daemon = Daemon::start("");
     let refused = |method: &str, path: &str, body: &[u8], status: u16, named: &str| {
         let (found, answer) = daemon.ask(method, path, body);
         assert_eq!(found, status, "{answer}");

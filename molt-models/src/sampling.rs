@@ -16,13 +16,25 @@ pub struct SamplingSettings {
     pub top_p: f32,
     /// Divides the logits of tokens seen lately (multiplies negative ones); 1 is none (CTRL, arXiv 1909.05858).
     pub repetition_penalty: f32,
+    /// Taken off the logit of every token that the answer has already (OpenAI's `presence_penalty`).
+    pub presence_penalty: f32,
+    /// Taken off for every time that the answer has it.
+    pub frequency_penalty: f32,
     /// Seed of the choice.
     pub seed: u64,
 }
 
 impl Default for SamplingSettings {
     fn default() -> Self {
-        Self { temperature: 0.0, top_k: 40, top_p: 0.95, repetition_penalty: 1.0, seed: 1 }
+        Self {
+            temperature: 0.0,
+            top_k: 40,
+            top_p: 0.95,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            seed: 1,
+        }
     }
 }
 
@@ -54,6 +66,16 @@ impl Sampler {
             for logit in seen.iter().filter_map(|id| usize::try_from(*id).ok()) {
                 if let Some(logit) = logits.get_mut(logit) {
                     *logit = if *logit > 0.0 { *logit / s.repetition_penalty } else { *logit * s.repetition_penalty };
+                }
+            }
+        }
+        if s.presence_penalty != 0.0 || s.frequency_penalty != 0.0 {
+            let mut seen = recent.to_vec();
+            seen.sort_unstable();
+            for same in seen.chunk_by(|a, b| a == b) {
+                let logit = same.first().and_then(|id| usize::try_from(*id).ok()).and_then(|id| logits.get_mut(id));
+                if let Some(logit) = logit {
+                    *logit -= s.presence_penalty + s.frequency_penalty * same.len() as f32;
                 }
             }
         }
@@ -150,6 +172,14 @@ mod tests {
         assert_eq!(counts(SamplingSettings { top_p: 0.8, ..base }, &logits, &[])[2..], [0, 0]);
         let penalised = SamplingSettings { temperature: 0.0, repetition_penalty: 3.0, ..base };
         assert_eq!(counts(penalised, &logits, &[0]), [0, 2_000, 0, 0]);
+        let greedy = SamplingSettings { temperature: 0.0, ..base };
+        let (presence, frequency) = (
+            SamplingSettings { presence_penalty: 1.5, ..greedy },
+            SamplingSettings { frequency_penalty: 0.6, ..greedy },
+        );
+        assert_eq!(counts(presence, &logits, &[0, 0]), [0, 2_000, 0, 0]);
+        assert_eq!(counts(frequency, &logits, &[0]), [2_000, 0, 0, 0]);
+        assert_eq!(counts(frequency, &logits, &[0, 3, 0]), [0, 2_000, 0, 0]);
     }
 
     #[test]

@@ -94,6 +94,7 @@ pub fn run(
         pinned: Tokens::ZERO,
         answer: settings.answer,
         sampling: settings.sampling,
+        stop: Vec::new(),
         ignore_end: true,
         prompt,
     };

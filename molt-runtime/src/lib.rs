@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod budget;
 pub mod calibrate;
+pub mod config;
 pub mod demo;
 pub mod engine;
 pub mod event;

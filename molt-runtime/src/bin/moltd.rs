@@ -1,8 +1,7 @@
 //! `moltd`: the service. One ladder on a Unix socket, for clients that speak OpenAI's HTTP.
 
 use std::io::ErrorKind;
-use std::num::NonZeroU16;
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,12 +12,12 @@ use anyhow::{Context as _, Result, bail};
 use clap::Parser;
 use molt_models::Ladder;
 use molt_runtime::budget::OperatorBudget;
-use molt_runtime::engine::{Engine, EngineSettings};
-use molt_runtime::service::{EngineClient, Service, router};
+use molt_runtime::config::ServiceConfig;
+use molt_runtime::engine::Engine;
+use molt_runtime::service::{EngineClient, Peer, Service, Tenants, router};
 use molt_runtime::workers::Workers;
 use molt_runtime::{memory, paths};
-use molt_scheduler::units::{Bytes, RungIdx, Tokens};
-use molt_scheduler::{Class, Config, TenantSpec};
+use molt_scheduler::units::{Bytes, Tokens};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -26,14 +25,17 @@ use tokio::signal::unix::{SignalKind, signal};
 #[derive(Parser)]
 #[command(version)]
 struct Args {
+    /// The configuration file; deploy/moltd.toml shows every key. What is given on the command line goes before it.
+    #[arg(long, global = true)]
+    config: Option<PathBuf>,
     /// The socket.
-    #[arg(long, default_value = "/run/molt/molt.sock")]
-    socket: PathBuf,
-    /// A built-in ladder, or the path of a ladder file.
-    #[arg(long, default_value = "pocket")]
-    ladder: String,
-    /// Folder of the model files [default: where `molt pull` puts them].
     #[arg(long)]
+    socket: Option<PathBuf>,
+    /// A built-in ladder, or the path of a ladder file.
+    #[arg(long, global = true)]
+    ladder: Option<String>,
+    /// Folder of the model files [default: where `molt pull` puts them].
+    #[arg(long, global = true)]
     models: Option<PathBuf>,
     /// Bytes that may be used at first, in MiB [default: half of what the system has available].
     #[arg(long)]
@@ -43,6 +45,36 @@ struct Args {
     context: Option<u64>,
     #[command(flatten)]
     workers: Workers,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Check the configuration and the ladder, and serve nothing.
+    Check,
+}
+
+impl Args {
+    /// The file's settings, and over them those of the command line.
+    fn config(&self) -> Result<ServiceConfig> {
+        let mut config = match &self.config {
+            Some(path) => ServiceConfig::read(path)?,
+            None => ServiceConfig::default(),
+        };
+        if let Some(socket) = &self.socket {
+            config.socket.clone_from(socket);
+        }
+        if let Some(ladder) = &self.ladder {
+            config.ladder.clone_from(ladder);
+        }
+        config.models = self.models.clone().or(config.models);
+        config.budget_mib = self.budget_mib.or(config.budget_mib);
+        config.context = self.context.or(config.context);
+        config.threads = self.workers.threads.or(config.threads);
+        config.pin |= self.workers.pinned;
+        Ok(config)
+    }
 }
 
 fn main() -> ExitCode {
@@ -56,44 +88,58 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<()> {
-    let models = args.models.clone().or_else(paths::models_folder);
+    let config = args.config()?;
+    let models = config.models.clone().or_else(paths::models_folder);
     let models = models.context("no folder for models: give --models, or set MOLT_MODELS or HOME")?;
-    let ladder = Arc::new(Ladder::open(&args.ladder, &models)?);
+    let ladder = Arc::new(Ladder::open(&config.ladder, &models)?);
     let trained = ladder.trained_context() as u64;
-    let context = Tokens::new(args.context.unwrap_or(trained.min(4_096)));
+    let context = Tokens::new(config.context.unwrap_or(trained.min(4_096)));
     if context.get() > trained {
-        bail!("--context {}: the ladder's models were trained for {trained} tokens", context.get());
+        bail!("a context of {}: the ladder's models were trained for {trained} tokens", context.get());
     }
-    let budget = match args.budget_mib {
+    let budget = match config.budget_mib {
         Some(mib) => Bytes::mib(mib),
         None => Bytes::new(memory::available().context("the system does not say what memory it has")?.get() / 2),
     };
-    let config = Config { budget_limit: memory::total().unwrap_or(Bytes::MAX), ..Config::default() };
-    let mut engine = Engine::new(ladder.clone(), config, EngineSettings::default())?;
-    let floor = engine.cost().bottom();
-    let tenant = engine.register(
-        "default",
-        TenantSpec {
-            class: Class::Foreground,
-            weight: NonZeroU16::MIN,
-            floor,
-            ceiling: RungIdx::TOP,
-            context_limit: context,
-            quota: None,
-        },
-    );
+    let spec = config
+        .default_tenant
+        .check(context)
+        .map_err(|(field, reason)| anyhow::anyhow!("the default tenant: {field} {reason}"))?;
+    for profile in &config.profiles {
+        let name = &profile.name;
+        profile.check(context).map_err(|(field, reason)| anyhow::anyhow!("the profile {name}: {field} {reason}"))?;
+    }
+    if let Some(Command::Check) = args.command {
+        println!("the configuration is good: {} on {}, budget {budget}", ladder.name(), config.socket.display());
+        return Ok(());
+    }
+    let scheduler = config.scheduler(memory::total().unwrap_or(Bytes::MAX));
+    let mut engine = Engine::new(ladder.clone(), scheduler, config.engine())?;
+    let tenant = engine.register(&config.default_tenant.name, spec);
+    let tenants = Arc::new(Tenants::new(tenant, config.default_tenant.clone(), config.tenants));
     let operator = OperatorBudget::new(budget);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let listener = bind(&args.socket)?;
+        let listener = bind(&config.socket)?;
+        let mode = std::fs::Permissions::from_mode(config.socket_mode.bits());
+        std::fs::set_permissions(&config.socket, mode)
+            .with_context(|| format!("cannot set the mode of {}", config.socket.display()))?;
         let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        let (client, ended) = EngineClient::start(engine, tenant, operator.clone(), args.workers)?;
-        let service = Service { ladder: ladder.clone(), engine: client.clone(), budget: operator, context };
-        eprintln!("moltd: serving {} on {}, budget {budget}", ladder.name(), args.socket.display());
+        let (client, ended) = EngineClient::start(engine, operator.clone(), config.workers())?;
+        let service = Service {
+            ladder: ladder.clone(),
+            engine: client.clone(),
+            budget: operator,
+            context,
+            tenants: tenants.clone(),
+            profiles: config.profiles.clone(),
+        };
+        let reaper = tokio::spawn(end_leases(tenants, client.clone()));
+        eprintln!("moltd: serving {} on {}, budget {budget}", ladder.name(), config.socket.display());
         let (stop, stopped) = tokio::sync::watch::channel(false);
         let mut asked = stopped.clone();
         let mut served = tokio::spawn(
-            axum::serve(listener, router(Arc::new(service)))
+            axum::serve(listener, router(Arc::new(service)).into_make_service_with_connect_info::<Peer>())
                 .with_graceful_shutdown(async move {
                     // Whether it was asked or the asker is gone: stop.
                     let _asked = asked.wait_for(|stop| *stop).await;
@@ -108,16 +154,32 @@ fn run(args: &Args) -> Result<()> {
         };
         // Streams end with the engine, and whoever waits for a whole answer is told so. A client that stalls does not
         // hold the daemon up for longer than this.
+        reaper.abort();
         client.stop();
         stop.send_replace(true);
         if !served.is_finished() && tokio::time::timeout(GRACE, &mut served).await.is_err() {
             eprintln!("moltd: some clients did not finish within {} s", GRACE.as_secs());
             served.abort();
         }
-        std::fs::remove_file(&args.socket).with_context(|| format!("cannot remove {}", args.socket.display()))?;
+        std::fs::remove_file(&config.socket).with_context(|| format!("cannot remove {}", config.socket.display()))?;
         outcome
     })
 }
+
+/// Ends registrations that nobody has used for the grace time.
+async fn end_leases(tenants: Arc<Tenants>, engine: EngineClient) {
+    loop {
+        tokio::time::sleep(LEASES).await;
+        for tenant in tenants.expired() {
+            if engine.deregister(tenant).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// How often leases are looked at.
+const LEASES: Duration = Duration::from_secs(5);
 
 /// How long clients may take to finish once the daemon stops.
 const GRACE: Duration = Duration::from_secs(5);

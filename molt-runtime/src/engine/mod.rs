@@ -4,6 +4,7 @@
 mod carry;
 mod heal;
 mod sequence;
+mod stop;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -201,6 +202,14 @@ impl Engine {
         let id = self.scheduler.register(spec);
         self.tenants.insert(id, name.to_owned());
         id
+    }
+
+    /// Forgets a tenant, as it wished; its sequences end and their memory is free at once.
+    pub fn deregister(&mut self, tenant: TenantId) {
+        self.scheduler.deregister(tenant);
+        self.tenants.remove(&tenant);
+        let scheduler = &self.scheduler;
+        self.sequences.retain(|id, _| scheduler.state_of(*id).is_some());
     }
 
     /// Takes a request; it starts when a round admits it.

@@ -8,6 +8,7 @@ use molt_scheduler::units::{RungIdx, Tokens};
 use molt_scheduler::{Progress, SequenceId};
 
 use crate::engine::heal::Healing;
+use crate::engine::stop::StopText;
 use crate::event::FinishReason;
 
 /// What a client asks for.
@@ -21,6 +22,8 @@ pub struct AnswerRequest {
     pub answer: Tokens,
     /// How tokens are chosen.
     pub sampling: SamplingSettings,
+    /// The answer ends before the first of these texts.
+    pub stop: Vec<String>,
     /// Never choose a token that ends the answer (for measuring and for demonstrations).
     pub ignore_end: bool,
 }
@@ -44,6 +47,7 @@ pub(super) struct Sequence {
     pub(super) keepsakes: Vec<Keepsake>,
     sampler: Sampler,
     text: TextStream,
+    stop: StopText,
     pub(super) finished: Option<FinishReason>,
     /// Of the cache, since it was carried.
     pub(super) healing: Healing,
@@ -63,6 +67,7 @@ impl Sequence {
             keepsakes: Vec::new(),
             sampler: Sampler::new(request.sampling),
             text: TextStream::default(),
+            stop: StopText::new(request.stop),
             finished: None,
             healing: Healing::default(),
         }
@@ -98,15 +103,27 @@ impl Sequence {
         let token = self.sampler.sample(logits, answered);
         if tokenizer.is_end(token) {
             self.finished = Some(FinishReason::Stop);
-            return self.text.finish();
+            let (text, stopped) = self.stop.push(&self.text.finish());
+            return if stopped { text } else { text + &self.stop.finish() };
         }
         self.tokens.push(token);
         let mut text = self.text.push(tokenizer, token);
-        if self.tokens.len() - self.prompt >= self.answer {
-            self.finished = Some(FinishReason::Length);
+        let full = self.tokens.len() - self.prompt >= self.answer;
+        if full {
             text += &self.text.finish();
         }
-        text
+        let (text, stopped) = self.stop.push(&text);
+        match (stopped, full) {
+            (true, _) => {
+                self.finished = Some(FinishReason::Stop);
+                text
+            }
+            (false, true) => {
+                self.finished = Some(FinishReason::Length);
+                text + &self.stop.finish()
+            }
+            (false, false) => text,
+        }
     }
 
     /// Why it ended, if it has.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use molt_scheduler::units::Time;
-use molt_scheduler::{Refusal, SequenceId, TenantId};
+use molt_scheduler::{Refusal, SequenceId, TenantId, TenantSpec};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::budget::BudgetSource;
@@ -24,7 +24,9 @@ const IDLE: Duration = Duration::from_millis(500);
 const PARKED: Duration = Duration::from_millis(20);
 
 enum Command {
-    Submit { request: AnswerRequest, reply: oneshot::Sender<Result<mpsc::Receiver<Event>, Refusal>> },
+    Submit { tenant: TenantId, request: AnswerRequest, reply: oneshot::Sender<Result<mpsc::Receiver<Event>, Refusal>> },
+    Register { name: String, spec: TenantSpec, reply: oneshot::Sender<TenantId> },
+    Deregister { tenant: TenantId },
     Stop,
 }
 
@@ -43,7 +45,6 @@ impl EngineClient {
     /// Starts the thread. The receiver hears when it has stopped, or fails when it stopped by itself.
     pub fn start(
         engine: Engine,
-        tenant: TenantId,
         budget: impl BudgetSource + 'static,
         workers: Workers,
     ) -> std::io::Result<(Self, oneshot::Receiver<()>)> {
@@ -51,7 +52,7 @@ impl EngineClient {
         let (alive, ended) = oneshot::channel();
         let pool = workers.pool().map_err(std::io::Error::other)?;
         let thread = std::thread::Builder::new().name("molt-engine".to_owned()).spawn(move || {
-            let run = Run { engine, tenant, budget, readers: BTreeMap::new(), started: Instant::now() };
+            let run = Run { engine, budget, readers: BTreeMap::new(), started: Instant::now() };
             pool.install(|| run.until_stopped(&taken));
             // Said only by an orderly end; a panic drops it unsaid. Where nobody listens the program is ending.
             let _unheard = alive.send(());
@@ -61,10 +62,30 @@ impl EngineClient {
     }
 
     /// Asks for an answer; its events come from the receiver. Dropping the receiver ends the answer.
-    pub async fn submit(&self, request: AnswerRequest) -> Result<Result<mpsc::Receiver<Event>, Refusal>, EngineGone> {
+    pub async fn submit(
+        &self,
+        tenant: TenantId,
+        request: AnswerRequest,
+    ) -> Result<Result<mpsc::Receiver<Event>, Refusal>, EngineGone> {
         let (reply, answer) = oneshot::channel();
+        self.send(Command::Submit { tenant, request, reply }).await?;
+        answer.await.map_err(|_| EngineGone)
+    }
+
+    /// Registers a tenant.
+    pub async fn register(&self, name: String, spec: TenantSpec) -> Result<TenantId, EngineGone> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Register { name, spec, reply }).await?;
+        answer.await.map_err(|_| EngineGone)
+    }
+
+    /// Forgets a tenant; whatever of it still runs ends.
+    pub async fn deregister(&self, tenant: TenantId) -> Result<(), EngineGone> {
+        self.send(Command::Deregister { tenant }).await
+    }
+
+    async fn send(&self, mut command: Command) -> Result<(), EngineGone> {
         // A full queue of commands means that the engine is in the middle of a long round: ask again in a moment.
-        let mut command = Command::Submit { request, reply };
         while let Err(error) = self.commands.try_send(command) {
             match error {
                 crossbeam_channel::TrySendError::Full(back) => command = back,
@@ -72,7 +93,7 @@ impl EngineClient {
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        answer.await.map_err(|_| EngineGone)
+        Ok(())
     }
 
     /// Has the engine stop after its round.
@@ -95,7 +116,6 @@ fn log(event: &Event) {
 
 struct Run<B> {
     engine: Engine,
-    tenant: TenantId,
     budget: B,
     readers: BTreeMap<SequenceId, mpsc::Sender<Event>>,
     started: Instant,
@@ -146,15 +166,27 @@ impl<B: BudgetSource> Run<B> {
     }
 
     fn take(&mut self, command: Command) {
-        let Command::Submit { request, reply } = command else { return };
-        let now = self.now();
-        let answer = self.engine.submit(self.tenant, request, now).map(|sequence| {
-            let (reader, events) = mpsc::channel(EVENTS);
-            self.readers.insert(sequence, reader);
-            events
-        });
-        // Where nobody waits for the reply, the closed receiver ends the sequence with its first event.
-        let _unheard = reply.send(answer);
+        match command {
+            Command::Submit { tenant, request, reply } => {
+                let now = self.now();
+                let answer = self.engine.submit(tenant, request, now).map(|sequence| {
+                    let (reader, events) = mpsc::channel(EVENTS);
+                    self.readers.insert(sequence, reader);
+                    events
+                });
+                // Where nobody waits for the reply, the closed receiver ends the sequence with its first event.
+                let _unheard = reply.send(answer);
+            }
+            Command::Register { name, spec, reply } => {
+                let tenant = self.engine.register(&name, spec);
+                if reply.send(tenant).is_err() {
+                    self.engine.deregister(tenant);
+                }
+            }
+            Command::Deregister { tenant } => self.engine.deregister(tenant),
+            // Seen by whoever takes commands.
+            Command::Stop => {}
+        }
     }
 
     fn now(&self) -> Time {

@@ -1,37 +1,33 @@
 //! Routes and their answers.
 
-use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::body::Bytes as Body;
+use axum::extract::connect_info::Connected;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, State};
-use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::sse::{Event as Sse, KeepAlive};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post, put};
-use futures_util::stream;
+use axum::serve::IncomingStream;
 use molt_models::sampling::SamplingSettings;
 use molt_models::{Ladder, Message, ModelError};
 use molt_scheduler::Refusal;
 use molt_scheduler::units::{Bytes, Tokens};
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use tokio::net::UnixListener;
 
 use crate::budget::OperatorBudget;
 use crate::engine::AnswerRequest;
-use crate::event::{Event, FinishReason};
+use crate::service::answer::{Frame, streamed, whole};
 use crate::service::engine_thread::EngineClient;
-use crate::service::wire::ChatRequest;
+use crate::service::tenants::{NotServed, TenantClaim, Tenants, User};
+use crate::service::wire::{ChatRequest, Kind, Prompt};
 
 /// Most bytes of a request's body.
 const BODY_LIMIT: usize = 4 << 20;
-/// A comment goes out when nothing else did for so long, so that a client knows a waiting stream from a dead one.
-const KEEP_ALIVE: Duration = Duration::from_secs(5);
-/// What a client is told whose answer has no proper end.
-const CUT_OFF: &str = "the answer was cut off: the service stops, or the stream was read too slowly";
 /// Most tokens of an answer where the client sets no limit.
 const ANSWER: u64 = 512;
 
@@ -46,6 +42,22 @@ pub struct Service {
     pub budget: OperatorBudget,
     /// Most tokens of a sequence.
     pub context: Tokens,
+    /// Who may ask.
+    pub tenants: Arc<Tenants>,
+    /// Tenants that a registration may name instead of saying everything itself.
+    pub profiles: Vec<TenantClaim>,
+}
+
+/// Who is at the other end of a connection.
+#[derive(Debug, Clone, Copy)]
+pub struct Peer {
+    user: User,
+}
+
+impl Connected<IncomingStream<'_, UnixListener>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
+        Self { user: stream.io().peer_cred().ok().map(|peer| peer.uid()) }
+    }
 }
 
 /// All routes.
@@ -53,7 +65,10 @@ pub fn router(service: Arc<Service>) -> Router {
     Router::new()
         .route("/health", get(|| async { Json(json!({"status": "ok"})) }))
         .route("/v1/models", get(models))
-        .route("/v1/chat/completions", post(chat))
+        .route("/v1/chat/completions", post(|a, b, c, d| answer(Kind::Chat, a, b, c, d)))
+        .route("/v1/completions", post(|a, b, c, d| answer(Kind::Text, a, b, c, d)))
+        .route("/v1/tenants", post(register).get(list_tenants))
+        .route("/v1/tenants/me", axum::routing::delete(leave))
         .route("/v1/budget", put(set_budget).get(get_budget))
         .method_not_allowed_fallback(|| async {
             problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "the route does not take this method")
@@ -64,7 +79,7 @@ pub fn router(service: Arc<Service>) -> Router {
 }
 
 /// An error in OpenAI's shape.
-fn problem(status: StatusCode, code: &str, message: &str) -> Response {
+pub(super) fn problem(status: StatusCode, code: &str, message: &str) -> Response {
     let kind = if status.is_client_error() { "invalid_request_error" } else { "server_error" };
     let mut response =
         (status, Json(json!({"error": {"code": code, "message": message, "type": kind}}))).into_response();
@@ -102,21 +117,109 @@ async fn set_budget(State(service): State<Arc<Service>>, body: Body) -> Response
     }
 }
 
-async fn chat(State(service): State<Arc<Service>>, body: Result<Body, BytesRejection>) -> Response {
+/// The API key of a request.
+fn key(headers: &HeaderMap) -> Option<&str> {
+    headers.get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ").map(str::trim)
+}
+
+fn not_served(why: &NotServed) -> Response {
+    let (status, code) = match why {
+        NotServed::UnknownToken => (StatusCode::UNAUTHORIZED, "unknown_token"),
+        NotServed::OtherUser => (StatusCode::UNAUTHORIZED, "token_of_another_user"),
+        NotServed::InFlight { .. } => (StatusCode::TOO_MANY_REQUESTS, "requests_in_flight"),
+        NotServed::Registrations { .. } => (StatusCode::TOO_MANY_REQUESTS, "registrations"),
+    };
+    problem(status, code, &why.to_string())
+}
+
+/// What a registration says: everything, or the name of a profile.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OfProfile {
+    profile: String,
+}
+
+async fn register(
+    State(service): State<Arc<Service>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    body: Result<Body, BytesRejection>,
+) -> Response {
+    let bad = |field: &str, message: &str| problem(StatusCode::BAD_REQUEST, field, &format!("{field}: {message}"));
+    let Ok(body) = body else { return bad("body", "cannot be read") };
+    let claim = match serde_json::from_slice::<OfProfile>(&body) {
+        Ok(OfProfile { profile }) => match service.profiles.iter().find(|claim| claim.name == profile) {
+            Some(claim) => claim.clone(),
+            None => return bad("profile", "there is no such profile"),
+        },
+        Err(_) => match serde_json::from_slice::<TenantClaim>(&body) {
+            Ok(claim) => claim,
+            Err(error) => return bad("body", &error.to_string()),
+        },
+    };
+    let spec = match claim.check(service.context) {
+        Ok(spec) => spec,
+        Err((field, reason)) => return bad(field, &reason),
+    };
+    if let Err(why) = service.tenants.may_register(peer.user) {
+        return not_served(&why);
+    }
+    match service.engine.register(claim.name.clone(), spec).await {
+        Ok(id) => {
+            let token = service.tenants.register(id, claim.clone(), peer.user);
+            (StatusCode::CREATED, Json(json!({"object": "tenant", "tenant": claim, "token": token}))).into_response()
+        }
+        Err(gone) => problem(StatusCode::SERVICE_UNAVAILABLE, "stopping", &gone.to_string()),
+    }
+}
+
+async fn list_tenants(State(service): State<Arc<Service>>) -> Json<Value> {
+    let all = service.tenants.list().into_iter();
+    let all: Vec<Value> =
+        all.map(|(claim, in_flight)| json!({"object": "tenant", "tenant": claim, "in_flight": in_flight})).collect();
+    Json(json!({"object": "list", "data": all}))
+}
+
+async fn leave(
+    State(service): State<Arc<Service>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    headers: HeaderMap,
+) -> Response {
+    let left = match service.tenants.leave(key(&headers), peer.user) {
+        Ok(tenant) => service.engine.deregister(tenant).await,
+        Err(why) => return not_served(&why),
+    };
+    match left {
+        Ok(()) => Json(json!({"object": "tenant", "deleted": true})).into_response(),
+        Err(gone) => problem(StatusCode::SERVICE_UNAVAILABLE, "stopping", &gone.to_string()),
+    }
+}
+
+async fn answer(
+    kind: Kind,
+    State(service): State<Arc<Service>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    headers: HeaderMap,
+    body: Result<Body, BytesRejection>,
+) -> Response {
     let body = match body {
         Ok(body) => body,
         Err(rejection) => return problem(rejection.status(), "body", &rejection.body_text()),
     };
-    let request = match ChatRequest::parse(&body) {
+    let in_flight = match service.tenants.enter(key(&headers), peer.user) {
+        Ok(in_flight) => in_flight,
+        Err(why) => return not_served(&why),
+    };
+    let request = match ChatRequest::parse(kind, &body) {
         Ok(request) => request,
         Err(bad) => return problem(StatusCode::BAD_REQUEST, &bad.field, &bad.to_string()),
     };
     // A long text takes a while; the streams of others must not wait for it.
-    let (ladder, messages) = (service.ladder.clone(), request.messages);
-    let (prompt, pinned) = match tokio::task::spawn_blocking(move || prompt(&ladder, &messages)).await {
+    let (ladder, wanted) = (service.ladder.clone(), request.prompt);
+    let field = if kind == Kind::Chat { "messages" } else { "prompt" };
+    let (prompt, pinned) = match tokio::task::spawn_blocking(move || prompt(&ladder, &wanted)).await {
         Ok(Ok(prompt)) => prompt,
-        Ok(Err(error)) => return problem(StatusCode::BAD_REQUEST, "messages", &error.to_string()),
-        Err(error) => return problem(StatusCode::INTERNAL_SERVER_ERROR, "messages", &error.to_string()),
+        Ok(Err(error)) => return problem(StatusCode::BAD_REQUEST, field, &error.to_string()),
+        Err(error) => return problem(StatusCode::INTERNAL_SERVER_ERROR, field, &error.to_string()),
     };
     let (length, context) = (prompt.len() as u64, service.context.get());
     if length >= context {
@@ -129,28 +232,34 @@ async fn chat(State(service): State<Arc<Service>>, body: Result<Body, BytesRejec
         pinned,
         answer: Tokens::new(answer),
         sampling: SamplingSettings { seed: request.seed.unwrap_or_else(rand::random), ..request.sampling },
+        stop: request.stop,
         ignore_end: false,
     };
-    let events = match service.engine.submit(wanted).await {
+    let events = match service.engine.submit(in_flight.tenant, wanted).await {
         Ok(Ok(events)) => events,
         Ok(Err(refusal)) => return refused(&refusal),
         Err(gone) => return problem(StatusCode::SERVICE_UNAVAILABLE, "stopping", &gone.to_string()),
     };
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let frame = Frame {
-        id: format!("chatcmpl-{}", since.as_nanos()),
+        kind,
+        id: format!("{}-{}", if kind == Kind::Chat { "chatcmpl" } else { "cmpl" }, since.as_nanos()),
         created: since.as_secs(),
         model: service.ladder.name().to_owned(),
         prompt: length,
     };
     match request.stream {
-        true => streamed(events, frame, request.include_usage),
+        true => streamed(events, frame, request.include_usage, in_flight),
         false => whole(events, &frame).await,
     }
 }
 
-/// The tokens of a conversation, and how many of them are its system prompt, which shedding never touches.
-fn prompt(ladder: &Ladder, messages: &[Message]) -> Result<(Vec<u32>, Tokens), ModelError> {
+/// The tokens of a prompt, and how many of them are its system prompt, which shedding never touches.
+fn prompt(ladder: &Ladder, prompt: &Prompt) -> Result<(Vec<u32>, Tokens), ModelError> {
+    let messages = match prompt {
+        Prompt::Text(text) => return Ok((ladder.tokenizer().encode(text)?, Tokens::ZERO)),
+        Prompt::Messages(messages) => messages,
+    };
     let encode = |messages: &[Message]| {
         let text = match ladder.template() {
             Some(template) => template.render(messages)?,
@@ -178,120 +287,4 @@ fn refused(refusal: &Refusal) -> Response {
         Refusal::UnknownTenant { .. } => (StatusCode::UNAUTHORIZED, "unknown_tenant"),
     };
     problem(status, code, &refusal.to_string())
-}
-
-/// What every chunk of an answer repeats.
-struct Frame {
-    id: String,
-    created: u64,
-    model: String,
-    prompt: u64,
-}
-
-impl Frame {
-    fn chunk(&self, choices: Value, molt: Value) -> Value {
-        json!({
-            "id": self.id, "object": "chat.completion.chunk", "created": self.created, "model": self.model,
-            "choices": choices, "molt": molt,
-        })
-    }
-
-    fn usage(&self, tokens: u64) -> Value {
-        json!({"prompt_tokens": self.prompt, "completion_tokens": tokens, "total_tokens": self.prompt + tokens})
-    }
-}
-
-fn finish(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Stop => "stop",
-        FinishReason::Length => "length",
-    }
-}
-
-/// The chunk that tells of an event; what moves the model has no choices, so that clients go on unharmed.
-fn chunk(frame: &Frame, event: &Event) -> Option<Value> {
-    Some(match event {
-        Event::Token { text, rung, .. } => {
-            let delta = json!([{"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": null}]);
-            frame.chunk(delta, json!({"rung": rung}))
-        }
-        Event::Finished { reason, .. } => {
-            frame.chunk(json!([{"index": 0, "delta": {}, "finish_reason": finish(*reason)}]), json!({}))
-        }
-        Event::Switch(_) | Event::Lever { .. } | Event::Unpark { .. } | Event::Healed { .. } => {
-            frame.chunk(json!([]), serde_json::to_value(event).ok()?)
-        }
-        _ => return None,
-    })
-}
-
-fn streamed(events: mpsc::Receiver<Event>, frame: Frame, include_usage: bool) -> Response {
-    /// What is still to be sent.
-    enum Left {
-        Events(mpsc::Receiver<Event>),
-        Usage(Tokens),
-        Done,
-        Nothing,
-    }
-    let chunks = stream::unfold((frame, Left::Events(events)), move |(frame, mut left)| async move {
-        loop {
-            match left {
-                Left::Events(mut events) => {
-                    let Some(event) = events.recv().await else {
-                        // Cut off before its end: the service stops, or the client read too slowly.
-                        let data = json!({"error": {"code": "stopped", "message": CUT_OFF, "type": "server_error"}});
-                        return Some((Ok(Sse::default().data(data.to_string())), (frame, Left::Nothing)));
-                    };
-                    let data = chunk(&frame, &event);
-                    left = match event {
-                        Event::Finished { tokens, .. } if include_usage => Left::Usage(tokens),
-                        Event::Finished { .. } => Left::Done,
-                        _ => Left::Events(events),
-                    };
-                    if let Some(data) = data {
-                        return Some((Ok::<_, Infallible>(Sse::default().data(data.to_string())), (frame, left)));
-                    }
-                }
-                Left::Usage(tokens) => {
-                    let mut data = frame.chunk(json!([]), json!({}));
-                    data["usage"] = frame.usage(tokens.get());
-                    return Some((Ok(Sse::default().data(data.to_string())), (frame, Left::Done)));
-                }
-                Left::Done => return Some((Ok(Sse::default().data("[DONE]")), (frame, Left::Nothing))),
-                Left::Nothing => return None,
-            }
-        }
-    });
-    axum::response::Sse::new(chunks).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
-}
-
-async fn whole(mut events: mpsc::Receiver<Event>, frame: &Frame) -> Response {
-    let (mut text, mut rungs, mut switches) = (String::new(), Vec::new(), Vec::new());
-    let mut end = None;
-    while let Some(event) = events.recv().await {
-        match event {
-            Event::Token { text: more, rung, .. } => {
-                text += &more;
-                if rungs.last() != Some(&rung) {
-                    rungs.push(rung);
-                }
-            }
-            Event::Switch(switch) => switches.push(switch),
-            Event::Finished { reason, tokens, .. } => {
-                end = Some((finish(reason), tokens));
-                break;
-            }
-            _ => {}
-        }
-    }
-    let Some((reason, tokens)) = end else {
-        return problem(StatusCode::SERVICE_UNAVAILABLE, "stopped", CUT_OFF);
-    };
-    let message = json!({"role": "assistant", "content": text});
-    Json(json!({
-        "id": frame.id, "object": "chat.completion", "created": frame.created, "model": frame.model,
-        "choices": [{"index": 0, "message": message, "finish_reason": reason}],
-        "usage": frame.usage(tokens.get()), "molt": {"rungs": rungs, "switches": switches},
-    }))
-    .into_response()
 }

@@ -1,9 +1,12 @@
 //! The service: OpenAI's HTTP on a Unix socket, answers from the engine thread.
 
+mod answer;
 mod engine_thread;
 mod http;
+mod tenants;
 mod wire;
 
 pub use engine_thread::{EngineClient, EngineGone};
-pub use http::{Service, router};
-pub use wire::{BadRequest, ChatRequest};
+pub use http::{Peer, Service, router};
+pub use tenants::{InFlight, NotServed, TenantClaim, TenantLimits, Tenants, User};
+pub use wire::{BadRequest, ChatRequest, Kind, Prompt};

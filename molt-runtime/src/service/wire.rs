@@ -5,22 +5,45 @@ use molt_models::sampling::SamplingSettings;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+/// What a request begins with.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Prompt {
+    /// A conversation, for the chat template.
+    Messages(Vec<Message>),
+    /// Text, to be gone on with.
+    Text(String),
+}
+
 /// A request for an answer, checked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChatRequest {
-    /// The conversation.
-    pub messages: Vec<Message>,
+    /// The conversation or the text.
+    pub prompt: Prompt,
     /// Most tokens of the answer, where the client limits them.
     pub max_tokens: Option<u64>,
     /// How tokens are chosen, but for the seed.
     pub sampling: SamplingSettings,
     /// The seed, where the client gives one.
     pub seed: Option<u64>,
+    /// The answer ends before the first of these.
+    pub stop: Vec<String>,
     /// Whether tokens are sent as they come.
     pub stream: bool,
     /// Whether a stream ends with a chunk of usage.
     pub include_usage: bool,
 }
+
+/// Which of the two answering routes a body came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/v1/completions`.
+    Text,
+}
+
+/// Most stop sequences, as in OpenAI's interface.
+const STOPS: usize = 4;
 
 /// What is wrong with a request: the field, and a sentence about it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -37,6 +60,23 @@ pub struct BadRequest {
 enum Content {
     Text(String),
     Parts(Vec<Part>),
+}
+
+/// One text, or several.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl OneOrMany {
+    fn into_vec(self) -> Vec<String> {
+        match self {
+            Self::One(one) => vec![one],
+            Self::Many(many) => many,
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -64,20 +104,25 @@ struct StreamOptions {
 
 impl ChatRequest {
     /// Reads a body. A field that changes nothing at its value is accepted; one that Molt cannot serve is refused.
-    pub fn parse(body: &[u8]) -> Result<Self, BadRequest> {
+    pub fn parse(kind: Kind, body: &[u8]) -> Result<Self, BadRequest> {
         let bad = |field: &str, reason: String| BadRequest { field: field.to_owned(), reason };
         let mut fields: Map<String, Value> =
             serde_json::from_slice(body).map_err(|e| bad("body", format!("is no JSON object: {e}")))?;
-        let messages: Vec<WireMessage> =
-            take(&mut fields, "messages")?.ok_or_else(|| bad("messages", "is missing".to_owned()))?;
-        if messages.is_empty() {
-            return Err(bad("messages", "is empty".to_owned()));
+        let prompt = match kind {
+            Kind::Chat => conversation(&mut fields)?,
+            Kind::Text => text(&mut fields)?,
+        };
+        let stop: Option<OneOrMany> = take(&mut fields, "stop")?;
+        let stop = stop.map(OneOrMany::into_vec).unwrap_or_default();
+        if stop.len() > STOPS || stop.iter().any(String::is_empty) {
+            return Err(bad("stop", format!("must be at most {STOPS} texts, none of them empty")));
         }
         let mut request = Self {
-            messages: messages.into_iter().map(message).collect::<Result<_, _>>()?,
+            prompt,
             max_tokens: take(&mut fields, "max_completion_tokens")?.or(take(&mut fields, "max_tokens")?),
             sampling: SamplingSettings { temperature: 0.7, ..SamplingSettings::default() },
             seed: take(&mut fields, "seed")?,
+            stop,
             stream: take(&mut fields, "stream")?.unwrap_or(false),
             include_usage: take::<StreamOptions>(&mut fields, "stream_options")?.unwrap_or_default().include_usage,
         };
@@ -85,6 +130,8 @@ impl ChatRequest {
         s.temperature = in_range("temperature", take(&mut fields, "temperature")?.unwrap_or(s.temperature), 0.0, 2.0)?;
         s.top_p = in_range("top_p", take(&mut fields, "top_p")?.unwrap_or(s.top_p), 0.0, 1.0)?;
         s.top_k = take(&mut fields, "top_k")?.unwrap_or(s.top_k);
+        let mut penalty = |field: &str| in_range(field, take(&mut fields, field)?.unwrap_or(0.0), -2.0, 2.0);
+        (s.presence_penalty, s.frequency_penalty) = (penalty("presence_penalty")?, penalty("frequency_penalty")?);
         if request.max_tokens == Some(0) {
             return Err(bad("max_tokens", "is 0".to_owned()));
         }
@@ -95,6 +142,26 @@ impl ChatRequest {
             Some((field, value)) => Err(bad(field, format!("{value} is not supported"))),
             None => Ok(request),
         }
+    }
+}
+
+fn conversation(fields: &mut Map<String, Value>) -> Result<Prompt, BadRequest> {
+    let bad = |reason: &str| BadRequest { field: "messages".to_owned(), reason: reason.to_owned() };
+    let messages: Vec<WireMessage> = take(fields, "messages")?.ok_or_else(|| bad("is missing"))?;
+    if messages.is_empty() {
+        return Err(bad("is empty"));
+    }
+    Ok(Prompt::Messages(messages.into_iter().map(message).collect::<Result<_, _>>()?))
+}
+
+fn text(fields: &mut Map<String, Value>) -> Result<Prompt, BadRequest> {
+    let bad = |reason: &str| BadRequest { field: "prompt".to_owned(), reason: reason.to_owned() };
+    let prompt: Option<OneOrMany> = take(fields, "prompt")?;
+    match prompt.map(OneOrMany::into_vec).as_deref() {
+        None => Err(bad("is missing")),
+        Some([one]) if !one.is_empty() => Ok(Prompt::Text(one.clone())),
+        Some([_]) => Err(bad("is empty")),
+        Some(_) => Err(bad("must be one text; send several as requests of their own")),
     }
 }
 
@@ -135,8 +202,9 @@ fn changes_nothing(field: &str, value: &Value) -> bool {
     match field {
         _ if value.is_null() || empty => true,
         "n" => value == 1,
-        "presence_penalty" | "frequency_penalty" => value.as_f64() == Some(0.0),
-        "logprobs" => value == false,
+        "best_of" => value == 1,
+        "echo" | "logprobs" => value == false,
+        "suffix" => value == "",
         "response_format" => value["type"] == "text",
         "tool_choice" => value == "none" || value == "auto",
         _ => false,
@@ -148,7 +216,11 @@ mod tests {
     use super::*;
 
     fn check(body: &str, refused: Option<&str>) {
-        match (ChatRequest::parse(body.as_bytes()), refused) {
+        check_of(Kind::Chat, body, refused);
+    }
+
+    fn check_of(kind: Kind, body: &str, refused: Option<&str>) {
+        match (ChatRequest::parse(kind, body.as_bytes()), refused) {
             (Ok(_), None) => {}
             (Err(bad), Some(field)) => assert_eq!(bad.field, field, "{bad}"),
             (got, _) => panic!("{body}: {got:?}, expected {refused:?}"),
@@ -164,7 +236,13 @@ mod tests {
         check(&with(r#","stream_options":{"include_usage":true}"#), None);
         check(&with(r#","n":2"#), Some("n"));
         check(&with(r#","tools":[{"type":"function"}]"#), Some("tools"));
-        check(&with(r#","stop":"\n""#), Some("stop"));
+        check(&with(r#","stop":"\n","presence_penalty":1,"frequency_penalty":-0.5"#), None);
+        check(&with(r#","stop":["a","b","c","d"]"#), None);
+        check(&with(r#","stop":["a","b","c","d","e"]"#), Some("stop"));
+        check(&with(r#","stop":[""]"#), Some("stop"));
+        check(&with(r#","stop":7"#), Some("stop"));
+        check(&with(r#","presence_penalty":3"#), Some("presence_penalty"));
+        check(&with(r#","logprobs":true"#), Some("logprobs"));
         check(&with(r#","frobnicate":1"#), Some("frobnicate"));
         check(&with(r#","temperature":9"#), Some("temperature"));
         check(&with(r#","max_tokens":0"#), Some("max_tokens"));
@@ -175,6 +253,16 @@ mod tests {
         check("[", Some("body"));
         let parts =
             r#"{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]}"#;
-        assert_eq!(ChatRequest::parse(parts.as_bytes()).unwrap().messages[0].content, "ab");
+        let Prompt::Messages(messages) = ChatRequest::parse(Kind::Chat, parts.as_bytes()).unwrap().prompt else {
+            panic!("a conversation")
+        };
+        assert_eq!(messages[0].content, "ab");
+        check_of(Kind::Text, r#"{"prompt":"The people of","max_tokens":5,"echo":false,"best_of":1,"n":1}"#, None);
+        check_of(Kind::Text, r#"{"prompt":["one"]}"#, None);
+        check_of(Kind::Text, r#"{"prompt":["one","two"]}"#, Some("prompt"));
+        check_of(Kind::Text, r#"{"prompt":""}"#, Some("prompt"));
+        check_of(Kind::Text, r#"{"prompt":"x","echo":true}"#, Some("echo"));
+        check_of(Kind::Text, r#"{"prompt":"x","messages":[{"role":"user","content":"hi"}]}"#, Some("messages"));
+        check_of(Kind::Text, "{}", Some("prompt"));
     }
 }

@@ -1,0 +1,324 @@
+//! The configuration file of `moltd`. Every key has a default; an unknown one is an error that names it.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use molt_kv::carry::CarrySettings;
+use molt_scheduler::Policy;
+use molt_scheduler::units::{Bytes, Span, Tokens};
+use serde::Deserialize;
+
+use crate::engine::{Effort, EngineSettings, HealSettings};
+use crate::service::{TenantClaim, TenantLimits};
+use crate::workers::Workers;
+
+/// What `moltd` is told.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServiceConfig {
+    /// The socket.
+    pub socket: PathBuf,
+    /// Its permissions, in octal.
+    pub socket_mode: Mode,
+    /// A built-in ladder, or the path of a ladder file.
+    pub ladder: String,
+    /// Folder of the model files; where `molt pull` puts them, if not given.
+    pub models: Option<PathBuf>,
+    /// Bytes that may be used at first, in MiB; half of what the system has available, if not given.
+    pub budget_mib: Option<u64>,
+    /// Most tokens of a conversation; what the models were trained for and at most 4,096, if not given.
+    pub context: Option<u64>,
+    /// Threads that compute; as many as the system allows, if not given.
+    pub threads: Option<NonZeroUsize>,
+    /// Whether each of them stays on one processor.
+    pub pin: bool,
+    /// How much of a carry is done before the next token.
+    pub carry: Carry,
+    /// What is read natively in the background afterwards.
+    pub heal: Heal,
+    /// What sequences leave behind on bigger models.
+    pub keepsakes: Keepsakes,
+    /// When levers are used and when things go up again.
+    pub scheduler: Scheduling,
+    /// Limits on tenants.
+    pub tenants: TenantLimits,
+    /// Who asks without having registered.
+    pub default_tenant: TenantClaim,
+    /// Tenants that a registration may name.
+    #[serde(rename = "profile")]
+    pub profiles: Vec<TenantClaim>,
+}
+
+impl Default for ServiceConfig {
+    fn default() -> Self {
+        Self {
+            socket: PathBuf::from("/run/molt/molt.sock"),
+            socket_mode: Mode(0o660),
+            ladder: "pocket".to_owned(),
+            models: None,
+            budget_mib: None,
+            context: None,
+            threads: None,
+            pin: false,
+            carry: Carry::default(),
+            heal: Heal::default(),
+            keepsakes: Keepsakes::default(),
+            scheduler: Scheduling::default(),
+            tenants: TenantLimits::default(),
+            default_tenant: TenantClaim {
+                name: "default".to_owned(),
+                class: molt_scheduler::Class::Foreground,
+                weight: std::num::NonZeroU16::MIN,
+                floor: molt_scheduler::units::RungIdx::new(molt_scheduler::units::RungIdx::LIMIT - 1),
+                ceiling: molt_scheduler::units::RungIdx::TOP,
+                context_limit: None,
+                quota: None,
+            },
+            profiles: Vec::new(),
+        }
+    }
+}
+
+/// Permissions of a file, written as `"0660"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Mode(u32);
+
+impl Mode {
+    /// The bits.
+    pub fn bits(self) -> u32 {
+        self.0
+    }
+}
+
+impl TryFrom<String> for Mode {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        let bits = u32::from_str_radix(&text, 8).ok().filter(|bits| *bits <= 0o777);
+        bits.map(Self).ok_or_else(|| format!("{text:?} is no mode; write \"0660\""))
+    }
+}
+
+/// How much of a carry is done before the next token.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Carry {
+    /// How long a reader may wait for it, in milliseconds.
+    pub stall_ms_target: f64,
+    /// `fast`, `default` or `faithful` instead, whatever that takes.
+    pub always: Option<Always>,
+}
+
+impl Default for Carry {
+    fn default() -> Self {
+        Self { stall_ms_target: 1_000.0, always: None }
+    }
+}
+
+/// A carry that is always the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Always {
+    /// Hardly more than the maps.
+    Fast,
+    /// Some tokens on both ends natively.
+    Default,
+    /// Many.
+    Faithful,
+}
+
+/// What is read natively in the background after a carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Heal {
+    /// Tokens at a time.
+    pub tokens: u64,
+    /// After every so many rounds; 0 is never.
+    pub every_rounds: u32,
+}
+
+impl Default for Heal {
+    fn default() -> Self {
+        let HealSettings { tokens, every } = HealSettings::default();
+        Self { tokens: tokens.get(), every_rounds: every }
+    }
+}
+
+/// What sequences leave behind on bigger models, so that going back up is exact.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Keepsakes {
+    /// Whether any are kept.
+    pub keep: bool,
+    /// The folder of their unlinked files; one on disk, if not given.
+    pub folder: Option<PathBuf>,
+}
+
+impl Default for Keepsakes {
+    fn default() -> Self {
+        Self { keep: true, folder: None }
+    }
+}
+
+/// When levers are used, and when things go up again.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Scheduling {
+    /// `lever_first`, or `protect_foreground`.
+    pub policy: Policy,
+    /// Headroom must have lasted so many milliseconds before anything goes up.
+    pub patience_ms: u64,
+    /// A sequence stays on a rung for at least so many milliseconds before it goes up.
+    pub residence_ms: u64,
+    /// Requests of each class that may wait.
+    pub queue_limit: u32,
+    /// Most tokens of a prompt that are read at a time while anybody writes.
+    pub chunk: u64,
+}
+
+impl Default for Scheduling {
+    fn default() -> Self {
+        let config = molt_scheduler::Config::default();
+        Self {
+            policy: config.policy,
+            patience_ms: config.patience.micros() / 1_000,
+            residence_ms: config.residence.micros() / 1_000,
+            queue_limit: config.queue_limit,
+            chunk: config.chunk.get(),
+        }
+    }
+}
+
+/// What is wrong with a configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: std::io::Error,
+    },
+    /// A key or a value makes no sense; the message shows where.
+    #[error("the configuration {}: {reason}", path.display())]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// What the parser says.
+        reason: String,
+    },
+    /// A tenant makes no sense.
+    #[error("the configuration's tenant {name}: {field} {reason}")]
+    Tenant {
+        /// Which.
+        name: String,
+        /// The field.
+        field: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl ServiceConfig {
+    /// Reads a file and checks what can be checked without a ladder.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text =
+            std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let config: Self = toml::from_str(&text)
+            .map_err(|error| ConfigError::Syntax { path: path.to_owned(), reason: error.to_string() })?;
+        for claim in config.profiles.iter().chain([&config.default_tenant]) {
+            claim.check(Tokens::MAX).map_err(|(field, reason)| ConfigError::Tenant {
+                name: claim.name.clone(),
+                field,
+                reason,
+            })?;
+        }
+        Ok(config)
+    }
+
+    /// The engine's part.
+    pub fn engine(&self) -> EngineSettings {
+        let carry = match self.carry.always {
+            None => Effort::Stall { target_ms: self.carry.stall_ms_target },
+            Some(Always::Fast) => Effort::Fixed(CarrySettings::FAST),
+            Some(Always::Default) => Effort::Fixed(CarrySettings::default()),
+            Some(Always::Faithful) => Effort::Fixed(CarrySettings::FAITHFUL),
+        };
+        let heal = HealSettings { tokens: Tokens::new(self.heal.tokens), every: self.heal.every_rounds };
+        let defaults = EngineSettings::default();
+        let keepsakes = match (self.keepsakes.keep, &self.keepsakes.folder) {
+            (false, _) => None,
+            (true, Some(folder)) => Some(folder.clone()),
+            (true, None) => defaults.keepsakes,
+        };
+        EngineSettings { carry, keepsakes, heal }
+    }
+
+    /// The scheduler's part, on a machine with so much memory.
+    pub fn scheduler(&self, memory: Bytes) -> molt_scheduler::Config {
+        let s = &self.scheduler;
+        molt_scheduler::Config {
+            policy: s.policy,
+            budget_limit: memory,
+            patience: Span::from_millis(s.patience_ms),
+            residence: Span::from_millis(s.residence_ms),
+            queue_limit: s.queue_limit,
+            chunk: Tokens::new(s.chunk),
+            ..molt_scheduler::Config::default()
+        }
+    }
+
+    /// The threads.
+    pub fn workers(&self) -> Workers {
+        Workers { threads: self.threads, pinned: self.pin }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_commented_example_says_every_key_at_its_default() {
+        let text = include_str!("../../deploy/moltd.toml");
+        // What has no default is commented out there; once uncommented it must still be a key that is known.
+        let uncommented: String =
+            text.lines().map(|line| line.strip_prefix("#? ").unwrap_or(line)).fold(String::new(), |mut all, line| {
+                all.push_str(line);
+                all.push('\n');
+                all
+            });
+        toml::from_str::<ServiceConfig>(&uncommented).unwrap();
+        let found = toml::from_str::<ServiceConfig>(text).unwrap();
+        assert_eq!(format!("{found:?}"), format!("{:?}", ServiceConfig::default()));
+        // Every key of the types above is in it.
+        let table: toml::Table = uncommented.parse().unwrap();
+        let debug = format!("{:?}", ServiceConfig::default());
+        for key in ["socket_mode", "stall_ms_target", "every_rounds", "residence_ms", "requests_in_flight", "grace_s"] {
+            assert!(debug.contains(key) && uncommented.contains(key), "{key}");
+        }
+        assert_eq!(table.len(), 15, "a key of the file was added or dropped: {:?}", table);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("moltd.toml");
+        let check = |text: &str, part: &str| {
+            std::fs::write(&path, text).unwrap();
+            let error = ServiceConfig::read(&path).unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        };
+        check("sokcet = \"/x\"", "sokcet");
+        check("[carry]\nstall = 1", "stall");
+        check("[carry]\nalways = \"sometimes\"", "sometimes");
+        check("socket_mode = \"rw\"", "0660");
+        check("socket_mode = \"7777\"", "0660");
+        check("[[profile]]\nname = \"a b\"", "a b");
+        check("[[profile]]\nname = \"a\"\nfloor = 0\nceiling = 2", "floor");
+        check("[scheduler]\npolicy = \"none\"", "policy");
+        let missing = ServiceConfig::read(&folder.path().join("none.toml")).unwrap_err().to_string();
+        assert!(missing.contains("none.toml"), "{missing}");
+    }
+}

@@ -1,0 +1,322 @@
+//! Who may ask: tenants that registered, each with a token, and the default tenant of everybody else.
+//!
+//! A token is a client's API key. One that was registered over the Unix socket serves only the user who registered it. A
+//! registration is a lease: it ends when nothing was asked with its token for the grace time, and with it whatever of
+//! the tenant's still runs.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use molt_scheduler::units::{RungIdx, Tokens};
+use molt_scheduler::{Class, TenantId, TenantSpec};
+use parking_lot::Mutex;
+use rand::Rng as _;
+use serde::{Deserialize, Serialize};
+
+/// What a tenant asks for, and what a profile says.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct TenantClaim {
+    /// Its name, for people and logs.
+    pub name: String,
+    /// `foreground` or `batch`.
+    #[serde(default = "batch")]
+    pub class: Class,
+    /// Its share among tenants of its class.
+    #[serde(default = "one")]
+    pub weight: std::num::NonZeroU16,
+    /// The smallest rung that it accepts while anything else is left; 15 is any.
+    #[serde(default = "any")]
+    pub floor: RungIdx,
+    /// The biggest rung that it may use.
+    #[serde(default = "top")]
+    pub ceiling: RungIdx,
+    /// Most tokens of one sequence; the service's own limit where not given.
+    #[serde(default)]
+    pub context_limit: Option<Tokens>,
+    /// Most tokens of cache over all its sequences.
+    #[serde(default)]
+    pub quota: Option<Tokens>,
+}
+
+fn batch() -> Class {
+    Class::Batch
+}
+
+fn one() -> std::num::NonZeroU16 {
+    std::num::NonZeroU16::MIN
+}
+
+fn any() -> RungIdx {
+    RungIdx::new(RungIdx::LIMIT - 1)
+}
+
+fn top() -> RungIdx {
+    RungIdx::TOP
+}
+
+/// Longest name.
+const NAME: usize = 64;
+
+impl TenantClaim {
+    /// What the scheduler is told, with the service's limit of a sequence.
+    ///
+    /// # Errors
+    /// The field, and what is wrong with it.
+    pub fn check(&self, context: Tokens) -> Result<TenantSpec, (&'static str, String)> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        if self.name.is_empty() || self.name.len() > NAME || !self.name.chars().all(plain) {
+            return Err(("name", format!("must be 1 to {NAME} letters, digits, dots, dashes or underscores")));
+        }
+        if self.floor < self.ceiling {
+            return Err(("floor", format!("{} is bigger than the ceiling {}", self.floor, self.ceiling)));
+        }
+        let context_limit = self.context_limit.unwrap_or(context);
+        if context_limit > context {
+            return Err(("context_limit", format!("{context_limit} is over the service's limit of {context}")));
+        }
+        let &Self { class, weight, floor, ceiling, quota, .. } = self;
+        Ok(TenantSpec { class, weight, floor, ceiling, context_limit, quota })
+    }
+}
+
+/// Limits on registrations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TenantLimits {
+    /// Registrations at once.
+    pub registrations: usize,
+    /// Of one user.
+    pub registrations_per_user: usize,
+    /// Requests of one tenant that may be answered or wait at once.
+    pub requests_in_flight: usize,
+    /// Seconds without a request until a registration ends.
+    pub grace_s: u64,
+}
+
+impl Default for TenantLimits {
+    fn default() -> Self {
+        Self { registrations: 64, registrations_per_user: 16, requests_in_flight: 32, grace_s: 300 }
+    }
+}
+
+/// The user at the other end of a Unix socket; `None` over TCP.
+pub type User = Option<u32>;
+
+#[derive(Debug)]
+struct Registered {
+    id: TenantId,
+    claim: TenantClaim,
+    user: User,
+    in_flight: usize,
+    last_used: Instant,
+}
+
+/// All registrations.
+#[derive(Debug)]
+pub struct Tenants {
+    limits: TenantLimits,
+    default: Mutex<Registered>,
+    by_token: Mutex<BTreeMap<String, Registered>>,
+}
+
+/// Why somebody is not served.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotServed {
+    /// A token that nobody has.
+    #[error("the token is not, or no longer, registered")]
+    UnknownToken,
+    /// A token of somebody else.
+    #[error("the token belongs to another user")]
+    OtherUser,
+    /// Too much at once.
+    #[error("{name} has {limit} requests in flight, which is its limit")]
+    InFlight {
+        /// Who.
+        name: String,
+        /// The limit.
+        limit: usize,
+    },
+    /// No more registrations.
+    #[error("there are {limit} registrations already{}", if *.of_user { " of this user" } else { "" })]
+    Registrations {
+        /// The limit.
+        limit: usize,
+        /// Whether it is the user's own.
+        of_user: bool,
+    },
+}
+
+/// A request that counts against its tenant until it is dropped.
+#[derive(Debug)]
+pub struct InFlight {
+    tenants: std::sync::Arc<Tenants>,
+    /// `None` for the default tenant.
+    token: Option<String>,
+    /// Whose it is.
+    pub tenant: TenantId,
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        let ended = |registered: &mut Registered| {
+            registered.in_flight = registered.in_flight.saturating_sub(1);
+            registered.last_used = Instant::now();
+        };
+        match &self.token {
+            None => ended(&mut self.tenants.default.lock()),
+            Some(token) => {
+                self.tenants.by_token.lock().get_mut(token).map(ended);
+            }
+        }
+    }
+}
+
+/// Every token of ours begins so; an API key that does not is a client's filler, and its request the default tenant's.
+const TOKEN: &str = "molt-";
+
+impl Tenants {
+    /// Nobody but the default tenant.
+    pub fn new(default: TenantId, claim: TenantClaim, limits: TenantLimits) -> Self {
+        let default = Registered { id: default, claim, user: None, in_flight: 0, last_used: Instant::now() };
+        Self { limits, default: Mutex::new(default), by_token: Mutex::default() }
+    }
+
+    /// Whether one more may register.
+    pub fn may_register(&self, user: User) -> Result<(), NotServed> {
+        let all = self.by_token.lock();
+        let TenantLimits { registrations, registrations_per_user, .. } = self.limits;
+        if all.len() >= registrations {
+            return Err(NotServed::Registrations { limit: registrations, of_user: false });
+        }
+        let own = all.values().filter(|registered| user.is_some() && registered.user == user).count();
+        match own >= registrations_per_user {
+            true => Err(NotServed::Registrations { limit: registrations_per_user, of_user: true }),
+            false => Ok(()),
+        }
+    }
+
+    /// Keeps a registration and returns its token.
+    pub fn register(&self, id: TenantId, claim: TenantClaim, user: User) -> String {
+        let token = format!("{TOKEN}{:032x}", rand::rng().random::<u128>());
+        let registered = Registered { id, claim, user, in_flight: 0, last_used: Instant::now() };
+        self.by_token.lock().insert(token.clone(), registered);
+        token
+    }
+
+    /// Takes a registration out.
+    pub fn leave(&self, key: Option<&str>, user: User) -> Result<TenantId, NotServed> {
+        let mut all = self.by_token.lock();
+        let key = key.unwrap_or_default();
+        check_user(all.get(key).ok_or(NotServed::UnknownToken)?, user)?;
+        all.remove(key).map(|registered| registered.id).ok_or(NotServed::UnknownToken)
+    }
+
+    /// Whose request that is. The count of requests in flight goes down when what is returned is dropped.
+    pub fn enter(self: &std::sync::Arc<Self>, key: Option<&str>, user: User) -> Result<InFlight, NotServed> {
+        let limit = self.limits.requests_in_flight;
+        let count = |registered: &mut Registered| {
+            if registered.in_flight >= limit {
+                return Err(NotServed::InFlight { name: registered.claim.name.clone(), limit });
+            }
+            registered.in_flight += 1;
+            registered.last_used = Instant::now();
+            Ok(registered.id)
+        };
+        let token = key.filter(|key| key.starts_with(TOKEN));
+        let tenant = match token {
+            None => count(&mut self.default.lock())?,
+            Some(token) => {
+                let mut all = self.by_token.lock();
+                let registered = all.get_mut(token).ok_or(NotServed::UnknownToken)?;
+                check_user(registered, user)?;
+                count(registered)?
+            }
+        };
+        Ok(InFlight { tenants: self.clone(), token: token.map(str::to_owned), tenant })
+    }
+
+    /// Takes out every registration whose grace time is over.
+    pub fn expired(&self) -> Vec<TenantId> {
+        let grace = Duration::from_secs(self.limits.grace_s);
+        let over = |_: &String, own: &mut Registered| own.in_flight == 0 && own.last_used.elapsed() >= grace;
+        self.by_token.lock().extract_if(.., over).map(|(_, registered)| registered.id).collect()
+    }
+
+    /// Everybody, without tokens: what was asked for, and the requests in flight.
+    pub fn list(&self) -> Vec<(TenantClaim, usize)> {
+        let of = |registered: &Registered| (registered.claim.clone(), registered.in_flight);
+        let mut all = vec![of(&self.default.lock())];
+        all.extend(self.by_token.lock().values().map(of));
+        all
+    }
+}
+
+fn check_user(registered: &Registered, user: User) -> Result<(), NotServed> {
+    match registered.user.is_none() || registered.user == user {
+        true => Ok(()),
+        false => Err(NotServed::OtherUser),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use molt_scheduler::{Config, LadderCost, RungCost, Scheduler, units::Bytes};
+
+    use super::*;
+
+    fn claim(text: &str) -> TenantClaim {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn claims_are_checked_by_name() {
+        let check = |text: &str, field: Option<&str>| {
+            let found = claim(text).check(Tokens::new(1_000)).map_err(|(field, _)| field);
+            assert_eq!(found.err(), field, "{text}");
+        };
+        check(r#"{"name": "mail"}"#, None);
+        check(r#"{"name": "a", "class": "foreground", "weight": 3, "floor": 2, "ceiling": 1, "quota": 50}"#, None);
+        check(r#"{"name": ""}"#, Some("name"));
+        check(r#"{"name": "x y"}"#, Some("name"));
+        check(r#"{"name": "a", "floor": 0, "ceiling": 1}"#, Some("floor"));
+        check(r#"{"name": "a", "context_limit": 1001}"#, Some("context_limit"));
+        assert!(serde_json::from_str::<TenantClaim>(r#"{"name": "a", "colour": 1}"#).is_err());
+        assert!(serde_json::from_str::<TenantClaim>(r#"{"name": "a", "weight": 0}"#).is_err());
+    }
+
+    #[test]
+    fn tokens_serve_who_registered_them() {
+        let cost = RungCost { weights: Bytes::new(9), cache_per_token: Bytes::new(1), scratch: Bytes::ZERO };
+        let mut scheduler = Scheduler::new(LadderCost::new(vec![cost]).unwrap(), Config::default());
+        let own = claim(r#"{"name": "mail"}"#);
+        let mut id = || scheduler.register(own.check(Tokens::new(10)).unwrap());
+        let limits = TenantLimits { registrations: 3, registrations_per_user: 2, requests_in_flight: 2, grace_s: 0 };
+        let tenants = Arc::new(Tenants::new(id(), own.clone(), limits));
+        let (mail, alice, bob) = (id(), Some(1), Some(2));
+        let token = tenants.register(mail, own.clone(), alice);
+        let enter = |key: Option<&str>, user| tenants.enter(key, user);
+        // A filler of a key is the default tenant's, as is none.
+        assert_ne!(enter(Some("EMPTY"), bob).unwrap().tenant, mail);
+        assert_ne!(enter(None, None).unwrap().tenant, mail);
+        assert_eq!(enter(Some("molt-0"), alice).unwrap_err(), NotServed::UnknownToken);
+        assert_eq!(enter(Some(&token), bob).unwrap_err(), NotServed::OtherUser);
+        let requests: Vec<InFlight> = (0..2).map(|_| enter(Some(&token), alice).unwrap()).collect();
+        assert!(matches!(enter(Some(&token), alice), Err(NotServed::InFlight { limit: 2, .. })));
+        assert_eq!(tenants.expired(), [], "not while something is in flight");
+        drop(requests);
+        assert_eq!(enter(Some(&token), alice).unwrap().tenant, mail);
+        let second = tenants.register(id(), own.clone(), alice);
+        assert!(matches!(tenants.may_register(alice), Err(NotServed::Registrations { of_user: true, .. })));
+        tenants.may_register(bob).unwrap();
+        tenants.register(id(), own, bob);
+        assert!(matches!(tenants.may_register(bob), Err(NotServed::Registrations { of_user: false, .. })));
+        assert_eq!(tenants.leave(Some(&second), bob), Err(NotServed::OtherUser));
+        tenants.leave(Some(&second), alice).unwrap();
+        assert_eq!(tenants.list().len(), 3);
+        assert_eq!(tenants.expired().len(), 2);
+        assert_eq!(enter(Some(&token), alice).unwrap_err(), NotServed::UnknownToken);
+    }
+}
