@@ -252,7 +252,7 @@ impl Model {
     /// weights are read once for all of them. Returns the last hidden state of each, `[parts, width]`; of one without
     /// tokens, zeros.
     ///
-    /// Given up between two layers where `stop` is raised, or where a cache is full; every cache is then as it was.
+    /// Given up within a third of a layer where `stop` is raised, or where a cache is full; every cache is then as it was.
     pub fn read_together(&self, parts: &mut [Part<'_>], stop: &StopFlag) -> Result<Vec<f32>, ModelError> {
         let before: Vec<usize> = parts.iter().map(|part| part.cache.len()).collect();
         let read = self.passes(parts, stop);
@@ -342,10 +342,16 @@ impl Model {
                 first = own.end;
                 attend(c, segment.cache, layer, segment.slots.clone(), &q[queries.clone()], &mut mixed[queries]);
             }
+            if stop.is_up() {
+                return Err(Stopped);
+            }
             block.output.apply(mixed, normed);
             hidden.iter_mut().zip(&*normed).for_each(|(h, o)| *h += o);
             rms_norm(hidden, &block.ffn_norm, c.rms_eps, normed);
             Linear::apply_all(normed, &mut [(&block.gate, gate), (&block.up, up)]);
+            if stop.is_up() {
+                return Err(Stopped);
+            }
             gate.par_chunks_mut(SILU).zip(up.par_chunks(SILU)).for_each(|(gate, up)| silu_mul(gate, up));
             block.down.apply(gate, normed);
             hidden.iter_mut().zip(&*normed).for_each(|(h, o)| *h += o);

@@ -170,6 +170,40 @@ fn a_step_that_is_given_up_leaves_no_trace() {
 }
 
 #[test]
+fn a_step_given_up_at_any_moment_leaves_no_trace() {
+    let (ladder, ledger) = (pocket(), Ledger::new());
+    let tokens = ladder.tokenizer().encode(PROSE).unwrap();
+    let model = load(&ladder, TIER0, &ledger);
+    let (whole, expected) = read(&model, &tokens, &ledger);
+    let (mut given_up, mut finished) = (0, 0);
+    for delay in 0..120 {
+        let (mut cache, _) = read(&model, &tokens[..20], &ledger);
+        let (before, used) = (cache.slots().to_vec(), ledger.total());
+        let stop = StopFlag::new();
+        let outcome = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(std::time::Duration::from_micros(delay * 150));
+                stop.raise();
+            });
+            model.read(&tokens[20..], &mut cache, &stop)
+        });
+        match outcome {
+            Ok(hidden) => {
+                check_same(&model, (&cache, &hidden), (&whole, &expected), "finished in time");
+                finished += 1;
+            }
+            Err(_) => {
+                assert_eq!((cache.slots(), ledger.total()), (&before[..], used));
+                let hidden = model.read(&tokens[20..], &mut cache, &StopFlag::new()).unwrap();
+                check_same(&model, (&cache, &hidden), (&whole, &expected), "given up and read again");
+                given_up += 1;
+            }
+        }
+    }
+    assert!(given_up > 0, "never given up; {finished} finished");
+}
+
+#[test]
 fn ten_thousand_steps_take_no_memory() {
     let (ladder, ledger) = (pocket(), Ledger::new());
     let model = load(&ladder, TIER2, &ledger);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use molt_kv::decoder::StopFlag;
 use molt_scheduler::units::{Bytes, Time};
 
 /// Says how many bytes may be used now. Asked once a round.
@@ -11,29 +12,54 @@ pub trait BudgetSource: Send {
     fn budget(&mut self, now: Time) -> Bytes;
 }
 
-/// A budget that an operator sets, from any thread.
+/// A budget that an operator sets, from any thread. A smaller one interrupts what the engine is at.
 #[derive(Debug, Clone)]
-pub struct OperatorBudget(Arc<AtomicU64>);
+pub struct OperatorBudget {
+    budget: Arc<AtomicU64>,
+    interrupt: StopFlag,
+}
 
 impl OperatorBudget {
-    /// Starts at that budget.
-    pub fn new(budget: Bytes) -> Self {
-        Self(Arc::new(AtomicU64::new(budget.get())))
+    /// Starts at that budget; `interrupt` is the engine's.
+    pub fn new(budget: Bytes, interrupt: StopFlag) -> Self {
+        Self { budget: Arc::new(AtomicU64::new(budget.get())), interrupt }
     }
 
-    /// Sets it; the next round sees it.
+    /// Sets it. The engine sees it at once where it is smaller, and with its next round where it is not.
     pub fn set(&self, budget: Bytes) {
-        self.0.store(budget.get(), Ordering::Relaxed);
+        let before = self.budget.swap(budget.get(), Ordering::Relaxed);
+        if budget.get() < before {
+            // After the swap: whoever is interrupted finds the new budget.
+            self.interrupt.raise();
+        }
     }
 
     /// As it is set.
     pub fn get(&self) -> Bytes {
-        Bytes::new(self.0.load(Ordering::Relaxed))
+        Bytes::new(self.budget.load(Ordering::Relaxed))
     }
 }
 
 impl BudgetSource for OperatorBudget {
     fn budget(&mut self, _now: Time) -> Bytes {
         self.get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_smaller_budget_interrupts() {
+        let check = |from: u64, to: u64, interrupts: bool| {
+            let stop = StopFlag::new();
+            let budget = OperatorBudget::new(Bytes::new(from), stop.clone());
+            budget.clone().set(Bytes::new(to));
+            assert_eq!((budget.get(), stop.is_up()), (Bytes::new(to), interrupts));
+        };
+        check(5, 9, false);
+        check(5, 5, false);
+        check(5, 4, true);
     }
 }

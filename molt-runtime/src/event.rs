@@ -77,6 +77,15 @@ pub enum Event {
         /// How long it took.
         release_ms: f64,
     },
+    /// A step was given up because memory is wanted; it is done again, and nothing of it was kept.
+    GivenUp {
+        /// Where.
+        rung: RungIdx,
+        /// Tokens that it was reading.
+        tokens: Tokens,
+        /// How long it had been at it.
+        given_up_ms: f64,
+    },
     /// Something failed and was dealt with; nothing was lost.
     Trouble {
         /// What, and what was done about it.

@@ -117,7 +117,7 @@ fn run(args: &Args) -> Result<()> {
     let mut engine = Engine::new(ladder.clone(), scheduler, config.engine())?;
     let tenant = engine.register(&config.default_tenant.name, spec);
     let tenants = Arc::new(Tenants::new(tenant, config.default_tenant.clone(), config.tenants));
-    let operator = OperatorBudget::new(budget);
+    let operator = OperatorBudget::new(budget, engine.interrupt().clone());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let listener = bind(&config.socket)?;

@@ -82,7 +82,7 @@ impl Engine {
         if let Some(at) = keepsakes.iter().position(|k| k.source() == model.source()) {
             let mut keepsake = keepsakes.remove(at);
             if keepsake.is_prefix_of(old.slots()) {
-                match carry::restore(&mut keepsake, old.slots(), old.limit(), model, &self.ledger, &self.stop) {
+                match carry::restore(&mut keepsake, old.slots(), old.limit(), model, &self.ledger, &self.calm) {
                     Ok((cache, report)) => return Ok((cache, report, ms_since(started))),
                     Err(error) => failures.push(format!("keepsake: {}", chain(&error))),
                 }
@@ -98,12 +98,12 @@ impl Engine {
                     CarrySettings::within(target_ms * pace, bridge, model, Tokens::from(old.len()))
                 }
             };
-            let done = carry::carry(bridge, (&old, rope), model, settings, &self.ledger, &self.stop);
+            let done = carry::carry(bridge, (&old, rope), model, settings, &self.ledger, &self.calm);
             done.map_err(|error| failures.push(format!("bridge: {}", chain(&error)))).ok()
         });
         let (cache, report) = match carried {
             Some(done) => done,
-            None => carry::reread(old.slots(), old.limit(), model, &self.ledger, &self.stop)?,
+            None => carry::reread(old.slots(), old.limit(), model, &self.ledger, &self.calm)?,
         };
         let carry_ms = ms_since(started);
         // Only now, so that the reader waits for the carry alone; and only on the way down.

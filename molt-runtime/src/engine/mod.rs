@@ -112,6 +112,8 @@ pub struct Engine {
     /// Floating-point operations in a millisecond, when many tokens were last read at once.
     flops_per_ms: Option<f64>,
     stop: StopFlag,
+    /// Never raised: what is being done to give memory back is not given up because more is wanted.
+    calm: StopFlag,
     events: Vec<Told>,
 }
 
@@ -178,8 +180,15 @@ impl Engine {
             unhealed_rounds: 0,
             flops_per_ms: None,
             stop: StopFlag::new(),
+            calm: StopFlag::new(),
             events: Vec::new(),
         })
+    }
+
+    /// Raised by whoever wants memory back sooner than at the end of a round: what the engine reads or loads is given up
+    /// and done again later. Lowered by whoever asks for the budget of the next round, before asking.
+    pub fn interrupt(&self) -> &StopFlag {
+        &self.stop
     }
 
     /// What the process takes before any model.
@@ -392,8 +401,12 @@ impl Engine {
                 events.push((Some(id), Event::Finished { tenant, tokens: sequence.answered(), reason }));
             }
         });
-        if let Err(error) = read {
-            self.trouble(format!("a step was given up and is repeated: {error}"));
+        match read {
+            Ok(_) => {}
+            Err(ModelError::Stopped(_)) => {
+                self.tell(None, Event::GivenUp { rung, tokens: Tokens::from(pass), given_up_ms: ms_since(started) });
+            }
+            Err(error) => self.trouble(format!("a step failed and is repeated: {error}")),
         }
     }
 

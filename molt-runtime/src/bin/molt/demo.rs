@@ -214,6 +214,9 @@ impl<'a> Screen<'a> {
             Event::Release { rung, bytes, release_ms } => {
                 self.line(out, &format!("{rung} given back: {bytes} in {release_ms:.1} ms"))
             }
+            Event::GivenUp { tokens, .. } => {
+                self.line(out, &format!("a step of {tokens} was given up; it is done again"))
+            }
             Event::Trouble { message } => self.line(out, message),
             Event::Sample { .. } | Event::Finished { .. } => Ok(()),
             Event::Summary(summary) => {
