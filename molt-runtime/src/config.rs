@@ -8,6 +8,7 @@ use molt_scheduler::Policy;
 use molt_scheduler::units::{Bytes, Span, Tokens};
 use serde::Deserialize;
 
+use crate::budget::{BudgetSource, CgroupBudget, HostBudget};
 use crate::engine::{Effort, EngineSettings, HealSettings};
 use crate::service::{TenantClaim, TenantLimits};
 use crate::workers::Workers;
@@ -26,6 +27,8 @@ pub struct ServiceConfig {
     pub models: Option<PathBuf>,
     /// Bytes that may be used at first, in MiB; half of what the system has available, if not given.
     pub budget_mib: Option<u64>,
+    /// What else limits the budget.
+    pub budget: Sources,
     /// Most tokens of a conversation; what the models were trained for and at most 4,096, if not given.
     pub context: Option<u64>,
     /// Threads that compute; as many as the system allows, if not given.
@@ -57,6 +60,7 @@ impl Default for ServiceConfig {
             ladder: "pocket".to_owned(),
             models: None,
             budget_mib: None,
+            budget: Sources::default(),
             context: None,
             threads: None,
             pin: false,
@@ -96,6 +100,39 @@ impl TryFrom<String> for Mode {
     fn try_from(text: String) -> Result<Self, String> {
         let bits = u32::from_str_radix(&text, 8).ok().filter(|bits| *bits <= 0o777);
         bits.map(Self).ok_or_else(|| format!("{text:?} is no mode; write \"0660\""))
+    }
+}
+
+/// What limits the budget beside the operator; the strictest holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Sources {
+    /// Available memory of the machine less the reserve.
+    pub host: bool,
+    /// What is left to everybody else, in MiB; a twentieth of the machine's memory, if not given.
+    pub host_reserve_mib: Option<u64>,
+    /// The limits of the control group and of those above it.
+    pub cgroup: bool,
+}
+
+impl Default for Sources {
+    fn default() -> Self {
+        Self { host: true, host_reserve_mib: None, cgroup: true }
+    }
+}
+
+impl Sources {
+    /// Those that this machine has, on one with so much memory.
+    pub fn measured(self, memory: Bytes) -> Vec<Box<dyn BudgetSource>> {
+        let proc = Path::new("/proc");
+        let reserve = self.host_reserve_mib.map_or(Bytes::new(memory.get() / 20), Bytes::mib);
+        let mut sources: Vec<Box<dyn BudgetSource>> = Vec::new();
+        if self.host {
+            sources.push(Box::new(HostBudget::new(proc, reserve)));
+        }
+        let cgroup = self.cgroup.then(|| CgroupBudget::new(proc, Path::new("/sys/fs/cgroup"))).flatten();
+        sources.extend(cgroup.map(|cgroup| -> Box<dyn BudgetSource> { Box::new(cgroup) }));
+        sources
     }
 }
 
@@ -295,10 +332,12 @@ mod tests {
         // Every key of the types above is in it.
         let table: toml::Table = uncommented.parse().unwrap();
         let debug = format!("{:?}", ServiceConfig::default());
-        for key in ["socket_mode", "stall_ms_target", "every_rounds", "residence_ms", "requests_in_flight", "grace_s"] {
+        for key in
+            ["socket_mode", "stall_ms_target", "every_rounds", "residence_ms", "requests_in_flight", "host_reserve_mib"]
+        {
             assert!(debug.contains(key) && uncommented.contains(key), "{key}");
         }
-        assert_eq!(table.len(), 15, "a key of the file was added or dropped: {:?}", table);
+        assert_eq!(table.len(), 16, "a key of the file was added or dropped: {:?}", table);
     }
 
     #[test]

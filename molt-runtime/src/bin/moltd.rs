@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
 use molt_models::Ladder;
-use molt_runtime::budget::OperatorBudget;
+use molt_runtime::budget::{OperatorBudget, Strictest, Watched};
 use molt_runtime::config::ServiceConfig;
 use molt_runtime::engine::Engine;
 use molt_runtime::service::{EngineClient, Peer, Service, Tenants, router};
@@ -118,6 +118,9 @@ fn run(args: &Args) -> Result<()> {
     let tenant = engine.register(&config.default_tenant.name, spec);
     let tenants = Arc::new(Tenants::new(tenant, config.default_tenant.clone(), config.tenants));
     let operator = OperatorBudget::new(budget, engine.interrupt().clone());
+    let measured = config.budget.measured(memory::total().unwrap_or(Bytes::ZERO));
+    let sources = Strictest::new(vec![Box::new(operator.clone())], measured);
+    let watched = Watched::start(sources, engine.interrupt().clone())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let listener = bind(&config.socket)?;
@@ -125,7 +128,7 @@ fn run(args: &Args) -> Result<()> {
         std::fs::set_permissions(&config.socket, mode)
             .with_context(|| format!("cannot set the mode of {}", config.socket.display()))?;
         let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        let (client, ended) = EngineClient::start(engine, operator.clone(), config.workers())?;
+        let (client, ended) = EngineClient::start(engine, watched, config.workers())?;
         let service = Service {
             ladder: ladder.clone(),
             engine: client.clone(),

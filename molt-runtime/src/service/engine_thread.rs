@@ -9,7 +9,7 @@ use molt_scheduler::units::Time;
 use molt_scheduler::{Refusal, SequenceId, TenantId, TenantSpec};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::budget::BudgetSource;
+use crate::budget::Watched;
 use crate::engine::{AnswerRequest, Engine};
 use crate::event::Event;
 use crate::workers::Workers;
@@ -43,11 +43,7 @@ pub struct EngineGone;
 
 impl EngineClient {
     /// Starts the thread. The receiver hears when it has stopped, or fails when it stopped by itself.
-    pub fn start(
-        engine: Engine,
-        budget: impl BudgetSource + 'static,
-        workers: Workers,
-    ) -> std::io::Result<(Self, oneshot::Receiver<()>)> {
+    pub fn start(engine: Engine, budget: Watched, workers: Workers) -> std::io::Result<(Self, oneshot::Receiver<()>)> {
         let (commands, taken) = bounded(COMMANDS);
         let (alive, ended) = oneshot::channel();
         let pool = workers.pool().map_err(std::io::Error::other)?;
@@ -114,14 +110,14 @@ fn log(event: &Event) {
     }
 }
 
-struct Run<B> {
+struct Run {
     engine: Engine,
-    budget: B,
+    budget: Watched,
     readers: BTreeMap<SequenceId, mpsc::Sender<Event>>,
     started: Instant,
 }
 
-impl<B: BudgetSource> Run<B> {
+impl Run {
     fn until_stopped(mut self, commands: &Receiver<Command>) {
         let mut told = Vec::new();
         let mut pause = IDLE;
@@ -143,7 +139,7 @@ impl<B: BudgetSource> Run<B> {
             let now = self.now();
             // Lowered before the budget is read, so that no interruption after that is lost.
             self.engine.interrupt().lower();
-            let budget = self.budget.budget(now);
+            let budget = self.budget.budget(self.engine.usage());
             self.engine.round(now, budget, &mut told);
             let mut stepped = false;
             for (sequence, event) in told.drain(..) {

@@ -1,4 +1,11 @@
-//! Where the budget comes from. More sources (cgroup, host, systemd) join behind the same trait.
+//! Where the budget comes from: what an operator says, what the machine has, what the control group allows; the strictest
+//! holds. A budget falls at once and rises slowly, so that one moment of quiet does not bring everything back.
+//!
+//! A watcher looks between rounds as well: where less is there than is used, it interrupts what the engine is at.
+
+mod cgroup;
+mod host;
+mod strictest;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,10 +13,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use molt_kv::decoder::StopFlag;
 use molt_scheduler::units::{Bytes, Time};
 
-/// Says how many bytes may be used now. Asked once a round.
+pub use cgroup::CgroupBudget;
+pub use host::HostBudget;
+pub use strictest::{Strictest, Watched};
+
+/// Says how many bytes this process may use now. Asked once a round and by the watcher.
 pub trait BudgetSource: Send {
-    /// The budget at that time.
-    fn budget(&mut self, now: Time) -> Bytes;
+    /// The budget at that time; `None` where this source sets no limit.
+    fn budget(&mut self, now: Time) -> Option<Bytes>;
 }
 
 /// A budget that an operator sets, from any thread. A smaller one interrupts what the engine is at.
@@ -41,8 +52,8 @@ impl OperatorBudget {
 }
 
 impl BudgetSource for OperatorBudget {
-    fn budget(&mut self, _now: Time) -> Bytes {
-        self.get()
+    fn budget(&mut self, _now: Time) -> Option<Bytes> {
+        Some(self.get())
     }
 }
 

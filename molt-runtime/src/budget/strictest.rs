@@ -1,0 +1,159 @@
+//! Several sources at once, and the watcher that looks at them between rounds.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use molt_kv::decoder::StopFlag;
+use molt_scheduler::units::{Bytes, Time};
+use parking_lot::Mutex;
+
+use crate::budget::BudgetSource;
+
+/// The smallest budget of several sources. It falls at once; what the *machine* says rises by no more than a share of the
+/// last budget a second, so that a moment of quiet brings nothing back.
+pub struct Strictest {
+    /// What is taken at its word.
+    said: Vec<Box<dyn BudgetSource>>,
+    /// What is measured, and so moves by itself.
+    measured: Vec<Box<dyn BudgetSource>>,
+    last: Option<(Time, Bytes)>,
+}
+
+/// A measured budget rises by one part in so many a second.
+const RISE: u64 = 20;
+/// And by at least so much.
+const RISE_BYTES: Bytes = Bytes::mib(8);
+
+impl Strictest {
+    /// Of what is said and what is measured.
+    pub fn new(said: Vec<Box<dyn BudgetSource>>, measured: Vec<Box<dyn BudgetSource>>) -> Self {
+        Self { said, measured, last: None }
+    }
+
+    /// The smallest of what all sources allow now.
+    pub fn now(&mut self, now: Time) -> Bytes {
+        let least = |sources: &mut Vec<Box<dyn BudgetSource>>| sources.iter_mut().filter_map(|s| s.budget(now)).min();
+        let measured = least(&mut self.measured).map(|found| {
+            let risen = self.last.map_or(found, |(then, last)| {
+                let share = (last.get() / RISE).max(RISE_BYTES.get());
+                let rise = u128::from(share) * u128::from(now.since(then).micros()) / 1_000_000;
+                found.min(last + Bytes::new(u64::try_from(rise).unwrap_or(u64::MAX)))
+            });
+            self.last = Some((now, risen));
+            risen
+        });
+        least(&mut self.said).into_iter().chain(measured).min().unwrap_or(Bytes::MAX)
+    }
+}
+
+/// Sources that a thread watches between the engine's rounds.
+#[derive(Clone)]
+pub struct Watched {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    sources: Mutex<Strictest>,
+    /// What the engine used when it last asked.
+    usage: AtomicU64,
+    interrupt: StopFlag,
+    started: Instant,
+}
+
+/// How often the watcher looks: a reader of a few files of the kernel's.
+const WATCH: Duration = Duration::from_millis(50);
+
+impl Watched {
+    /// Starts the watcher, which interrupts the engine when less is there than is used. It ends with the last clone.
+    pub fn start(sources: Strictest, interrupt: StopFlag) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared {
+            sources: Mutex::new(sources),
+            usage: AtomicU64::new(0),
+            interrupt,
+            started: Instant::now(),
+        });
+        let watched = Arc::downgrade(&shared);
+        std::thread::Builder::new().name("molt-budget".to_owned()).spawn(move || watch(&watched))?;
+        Ok(Self { shared })
+    }
+
+    /// The budget now, for an engine that uses so much.
+    pub fn budget(&self, usage: Bytes) -> Bytes {
+        self.shared.usage.store(usage.get(), Ordering::Relaxed);
+        self.shared.look()
+    }
+}
+
+impl Shared {
+    fn look(&self) -> Bytes {
+        let now = Time::from_micros(u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX));
+        self.sources.lock().now(now)
+    }
+}
+
+fn watch(shared: &Weak<Shared>) {
+    while let Some(shared) = shared.upgrade() {
+        if shared.look().get() < shared.usage.load(Ordering::Relaxed) {
+            shared.interrupt.raise();
+        }
+        drop(shared);
+        std::thread::sleep(WATCH);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Script(Vec<Option<u64>>);
+
+    impl BudgetSource for Script {
+        fn budget(&mut self, _now: Time) -> Option<Bytes> {
+            self.0.remove(0).map(Bytes::mib)
+        }
+    }
+
+    #[test]
+    fn budgets_fall_at_once_and_rise_slowly() {
+        // A look a second.
+        let check = |said: &[Option<u64>], measured: &[Option<u64>], expected: &[u64]| {
+            let source =
+                |script: &[Option<u64>]| -> Vec<Box<dyn BudgetSource>> { vec![Box::new(Script(script.to_vec()))] };
+            let mut strictest = Strictest::new(source(said), source(measured));
+            let found: Vec<u64> = (0..u64::try_from(expected.len()).unwrap())
+                .map(|second| strictest.now(Time::from_millis(1_000 * second)).get() >> 20)
+                .collect();
+            assert_eq!(found, expected, "{said:?} {measured:?}");
+        };
+        let none = [None; 4];
+        check(&[Some(500), Some(900)], &none, &[500, 900]);
+        check(&none, &[Some(1_000), Some(400), Some(1_000), Some(1_000)], &[1_000, 400, 420, 441]);
+        check(&none, &[Some(20), Some(100), Some(25)], &[20, 28, 25]);
+        check(&[Some(300), Some(300), Some(300)], &[Some(1_000), Some(200), Some(1_000)], &[300, 200, 210]);
+        check(&none, &none, &[u64::MAX >> 20; 2]);
+    }
+
+    #[test]
+    fn the_watcher_interrupts_an_engine_that_uses_more() {
+        struct Fixed;
+        impl BudgetSource for Fixed {
+            fn budget(&mut self, _now: Time) -> Option<Bytes> {
+                Some(Bytes::mib(100))
+            }
+        }
+        let check = |usage: Bytes, interrupted: bool| {
+            let stop = StopFlag::new();
+            let watched = Watched::start(Strictest::new(vec![Box::new(Fixed)], Vec::new()), stop.clone()).unwrap();
+            assert_eq!(watched.budget(usage), Bytes::mib(100));
+            let started = Instant::now();
+            while stop.is_up() != interrupted || (!interrupted && started.elapsed() < 3 * WATCH) {
+                assert!(started.elapsed() < Duration::from_secs(60), "usage {usage}: never interrupted");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            assert_eq!(stop.is_up(), interrupted);
+        };
+        check(Bytes::mib(101), true);
+        check(Bytes::mib(99), false);
+    }
+}
