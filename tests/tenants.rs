@@ -1,7 +1,8 @@
 //! Tenants over the real socket: who registers, who is served, who leaves; and the plain completions route.
 #![allow(clippy::unwrap_used, reason = "a test may stop where its ground is missing")]
 
-use std::process::Command;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use molt_tests::daemon::{Daemon, chunks};
@@ -126,4 +127,36 @@ fn a_configuration_is_checked_without_serving() {
     check("ladder = \"nowhere\"", false, "nowhere");
     check("context = 1000000", false, "trained for");
     check("[default_tenant]\nname = \"a\"\ncontext_limit = 1000000", false, "context_limit");
+}
+
+#[test]
+fn molt_is_a_client() {
+    let daemon = Daemon::start("");
+    let run = |args: &[&str], input: &str| {
+        let mut child = Command::new(program("molt"))
+            .args(args)
+            .args(["--socket".as_ref(), daemon.socket.as_os_str()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.success(), text(&output.stdout), text(&output.stderr))
+    };
+    let (ok, out, err) = run(&["complete", "The people of", "--max-tokens", "12", "--temperature", "0"], "");
+    assert!(ok && out.trim().len() > 10, "{out} {err}");
+    let again = run(&["complete", "-", "--max-tokens", "12", "--temperature", "0"], "The people of");
+    assert_eq!(again.1, out, "from standard input");
+    let (ok, out, err) = run(&["chat", "--max-tokens", "5", "--system", "Be brief."], "The year\n\nThe people\n");
+    assert!(ok && out.lines().count() >= 2, "two answers: {out} {err}");
+    assert_eq!(run(&["budget"], "").1.trim(), "256.0 MiB");
+    assert_eq!(run(&["budget", "300"], "").1.trim(), "300.0 MiB");
+    assert!(run(&["tenants"], "").1.contains("default"));
+    let (ok, _, err) = run(&["complete", "x", "--token", "molt-none"], "");
+    assert!(!ok && err.contains("registered"), "{err}");
+    let gone = Command::new(program("molt")).args(["budget", "--socket", "/nowhere.sock"]).output().unwrap();
+    assert!(!gone.status.success() && String::from_utf8_lossy(&gone.stderr).contains("/nowhere.sock"));
 }

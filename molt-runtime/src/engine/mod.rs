@@ -104,6 +104,7 @@ pub struct Engine {
     loaded: BTreeMap<RungIdx, Loaded>,
     sequences: BTreeMap<SequenceId, Sequence>,
     tenants: BTreeMap<TenantId, String>,
+    /// The budget that was told last.
     budget: Option<Bytes>,
     /// Tokens read in the last round.
     read_tokens: usize,
@@ -116,6 +117,9 @@ pub struct Engine {
     calm: StopFlag,
     events: Vec<Told>,
 }
+
+/// A measured budget moves all the time; what is less than this part of the one last told is not told.
+const TOLD_SHARE: u64 = 64;
 
 /// Tokens of a pass from which on its time says how fast this machine computes: with fewer, memory sets the pace.
 const PACE_TOKENS: usize = 32;
@@ -251,7 +255,8 @@ impl Engine {
     pub fn round(&mut self, now: Time, budget: Bytes, events: &mut Vec<Told>) {
         let signal = Instant::now();
         let usage = self.usage();
-        if self.budget.replace(budget) != Some(budget) {
+        if self.budget.is_none_or(|told| told.get().abs_diff(budget.get()) > told.get() / TOLD_SHARE) {
+            self.budget = Some(budget);
             self.tell(None, Event::Budget { budget_bytes: budget, usage_bytes: usage });
         }
         self.progress.clear();

@@ -1,6 +1,7 @@
 //! `molt`: demonstrations, replays of pressure, fetching models, fitting bridges.
 
 mod bench;
+mod client;
 mod demo;
 mod fit;
 mod record;
@@ -33,6 +34,10 @@ struct Cli {
 enum Command {
     /// Show a conversation that changes models while the budget moves.
     Demo(demo::Args),
+    Chat(client::ChatArgs),
+    Complete(client::CompleteArgs),
+    Budget(client::BudgetArgs),
+    Tenants(client::TenantsArgs),
     /// Fetch the model files of a ladder.
     Pull(PullArgs),
     /// Fit the bridges of a ladder from text.
@@ -76,8 +81,16 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<()> {
+    match &cli.command {
+        Command::Chat(args) => return client::chat(args),
+        Command::Complete(args) => return client::complete(args),
+        Command::Budget(args) => return client::budget(args),
+        Command::Tenants(args) => return client::tenants(args),
+        _ => {}
+    }
     let models = cli.models.or_else(paths::models_folder).context(NO_FOLDER)?;
     match cli.command {
+        Command::Chat(_) | Command::Complete(_) | Command::Budget(_) | Command::Tenants(_) => Ok(()),
         Command::Demo(args) => demo::run(&args, &models, cli.workers),
         Command::Bench(args) => cli.workers.run(|| bench::run(&args, &models))?,
         Command::Fit(args) => cli.workers.run(|| fit::run(&args, &models))?,

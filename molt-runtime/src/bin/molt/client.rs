@@ -1,0 +1,244 @@
+//! `molt` as a client of `moltd`: a conversation, a completion, the budget, the tenants.
+
+use std::io::{BufRead as _, IsTerminal as _, Write as _};
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
+
+/// Where the service is, and who asks.
+#[derive(clap::Args)]
+pub(crate) struct Service {
+    /// The service's socket.
+    #[arg(long, env = "MOLT_SOCKET", default_value = "/run/molt/molt.sock")]
+    socket: PathBuf,
+    /// The token of a registered tenant.
+    #[arg(long, env = "MOLT_TOKEN")]
+    token: Option<String>,
+}
+
+/// What an answer may be.
+#[derive(clap::Args)]
+struct Answer {
+    /// Most tokens of an answer.
+    #[arg(long, default_value_t = 512)]
+    max_tokens: u64,
+    /// 0 takes the most likely token always.
+    #[arg(long, default_value_t = 0.7)]
+    temperature: f32,
+    /// Seed of the choice of tokens [default: another one each time].
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+/// Talk with the service; each line is a message. Ctrl-C ends an answer, Ctrl-D the conversation.
+#[derive(clap::Args)]
+pub(crate) struct ChatArgs {
+    #[command(flatten)]
+    service: Service,
+    #[command(flatten)]
+    answer: Answer,
+    /// A system prompt, which is never shed.
+    #[arg(long)]
+    system: Option<String>,
+}
+
+/// Go on with a text.
+#[derive(clap::Args)]
+pub(crate) struct CompleteArgs {
+    /// The text; read from standard input where it is `-`.
+    text: String,
+    #[command(flatten)]
+    service: Service,
+    #[command(flatten)]
+    answer: Answer,
+    /// The answer ends before this text.
+    #[arg(long)]
+    stop: Vec<String>,
+}
+
+/// Show the operator's budget, or set it.
+#[derive(clap::Args)]
+pub(crate) struct BudgetArgs {
+    /// What it shall be, in MiB.
+    mib: Option<u64>,
+    #[command(flatten)]
+    service: Service,
+}
+
+/// List who is registered.
+#[derive(clap::Args)]
+pub(crate) struct TenantsArgs {
+    #[command(flatten)]
+    service: Service,
+}
+
+pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
+    let client = Client::new(&args.service)?;
+    let mut messages: Vec<Value> = args.system.iter().map(|text| json!({"role": "system", "content": text})).collect();
+    let prompt = || {
+        if std::io::stdin().is_terminal() {
+            eprint!("> ");
+        }
+    };
+    prompt();
+    for line in std::io::stdin().lock().lines() {
+        let line = line.context("cannot read what you say")?;
+        if !line.trim().is_empty() {
+            messages.push(json!({"role": "user", "content": line}));
+            let answer = client.answer("/v1/chat/completions", request(&args.answer, json!({"messages": messages})))?;
+            messages.push(json!({"role": "assistant", "content": answer}));
+        }
+        prompt();
+    }
+    Ok(())
+}
+
+pub(crate) fn complete(args: &CompleteArgs) -> Result<()> {
+    let text = match args.text.as_str() {
+        "-" => std::io::read_to_string(std::io::stdin()).context("cannot read standard input")?,
+        text => text.to_owned(),
+    };
+    let more = json!({"prompt": text, "stop": args.stop});
+    Client::new(&args.service)?.answer("/v1/completions", request(&args.answer, more)).map(|_| ())
+}
+
+pub(crate) fn budget(args: &BudgetArgs) -> Result<()> {
+    let client = Client::new(&args.service)?;
+    let answer = match args.mib {
+        Some(mib) => client.ask(reqwest::Method::PUT, "/v1/budget", Some(json!({"budget_bytes": mib << 20})))?,
+        None => client.ask(reqwest::Method::GET, "/v1/budget", None)?,
+    };
+    let bytes = answer["budget_bytes"].as_u64().context("the service says no budget")?;
+    println!("{}", molt_scheduler::units::Bytes::new(bytes));
+    Ok(())
+}
+
+pub(crate) fn tenants(args: &TenantsArgs) -> Result<()> {
+    let answer = Client::new(&args.service)?.ask(reqwest::Method::GET, "/v1/tenants", None)?;
+    let mut table = comfy_table::Table::new();
+    table.load_preset(comfy_table::presets::ASCII_MARKDOWN);
+    table.set_header(["name", "class", "weight", "ceiling", "floor", "in flight"]);
+    for entry in answer["data"].as_array().into_iter().flatten() {
+        let tenant = &entry["tenant"];
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let fields = ["name", "class", "weight", "ceiling", "floor"].map(|field| text(&tenant[field]));
+        table.add_row(fields.into_iter().chain([text(&entry["in_flight"])]));
+    }
+    println!("{table}");
+    Ok(())
+}
+
+fn request(answer: &Answer, mut fields: Value) -> Value {
+    fields["stream"] = json!(true);
+    fields["max_tokens"] = json!(answer.max_tokens);
+    fields["temperature"] = json!(answer.temperature);
+    fields["seed"] = json!(answer.seed);
+    fields
+}
+
+struct Client {
+    http: reqwest::Client,
+    runtime: tokio::runtime::Runtime,
+    token: Option<String>,
+    socket: PathBuf,
+}
+
+impl Client {
+    fn new(service: &Service) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let http = reqwest::Client::builder().unix_socket(service.socket.clone()).build()?;
+        Ok(Self { http, runtime, token: service.token.clone(), socket: service.socket.clone() })
+    }
+
+    async fn send(&self, method: reqwest::Method, path: &str, body: Option<Value>) -> Result<reqwest::Response> {
+        let mut request = self.http.request(method, format!("http://molt{path}"));
+        if let Some(token) = &self.token {
+            request = request.bearer_auth(token);
+        }
+        if let Some(body) = body {
+            request = request.header("content-type", "application/json").body(body.to_string());
+        }
+        let answer = request.send().await;
+        let answer = answer.with_context(|| format!("cannot reach the service on {}", self.socket.display()))?;
+        if answer.status().is_success() {
+            return Ok(answer);
+        }
+        let status = answer.status();
+        let body: Value = serde_json::from_slice(&answer.bytes().await?).unwrap_or_default();
+        bail!("{}", body["error"]["message"].as_str().unwrap_or(status.as_str()))
+    }
+
+    fn ask(&self, method: reqwest::Method, path: &str, body: Option<Value>) -> Result<Value> {
+        self.runtime.block_on(async {
+            let answer = self.send(method, path, body).await?;
+            Ok(serde_json::from_slice(&answer.bytes().await?)?)
+        })
+    }
+
+    /// Prints an answer as it comes, switches in between on standard error; returns its text. Ctrl-C ends it.
+    fn answer(&self, path: &str, request: Value) -> Result<String> {
+        let mut text = String::new();
+        self.runtime.block_on(async {
+            tokio::select! {
+                told = self.print(path, request, &mut text) => told,
+                // Leaving drops the connection, and the service ends the answer.
+                pressed = tokio::signal::ctrl_c() => {
+                    eprintln!("\n  -- ended");
+                    Ok(pressed?)
+                }
+            }
+        })?;
+        println!();
+        Ok(text)
+    }
+
+    async fn print(&self, path: &str, request: Value, text: &mut String) -> Result<()> {
+        let mut answer = self.send(reqwest::Method::POST, path, Some(request)).await?;
+        let mut buffer = Vec::new();
+        while let Some(bytes) = answer.chunk().await? {
+            buffer.extend_from_slice(&bytes);
+            while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = buffer.drain(..=end).collect();
+                let Some(data) = line.strip_prefix(b"data: ") else { continue };
+                if data.trim_ascii() == b"[DONE]" {
+                    return Ok(());
+                }
+                let chunk: Value = serde_json::from_slice(data).context("the service sent something else than JSON")?;
+                if let Some(message) = chunk["error"]["message"].as_str() {
+                    bail!("{message}");
+                }
+                let choice = &chunk["choices"][0];
+                let piece = choice["delta"]["content"].as_str().or(choice["text"].as_str()).unwrap_or_default();
+                text.push_str(piece);
+                print!("{piece}");
+                std::io::stdout().flush()?;
+                if let Some(news) = news(&chunk["molt"]) {
+                    eprintln!("\n  -- {news}");
+                }
+            }
+        }
+        bail!("the answer was cut off")
+    }
+}
+
+/// What a chunk without a choice tells, in words.
+fn news(molt: &Value) -> Option<String> {
+    let rung = |field: &str| format!("tier{}", molt[field]);
+    Some(match molt["event"].as_str()? {
+        "switch" => format!(
+            "{} -> {}: {} tokens carried ({}) in {:.0} ms",
+            rung("from"),
+            rung("to"),
+            molt["tokens"],
+            molt["route"].as_str().unwrap_or_default(),
+            molt["switch_ms"].as_f64().unwrap_or_default()
+        ),
+        "lever" if molt["kind"] == "park" => "parked; the cache is kept".to_owned(),
+        "lever" if molt["kind"] == "shed" => "the oldest context was shed".to_owned(),
+        "lever" if molt["kind"] == "defer" => "waiting to be let in".to_owned(),
+        "unpark" => format!("runs again on {}", rung("rung")),
+        "healed" => format!("healed on {}: {} tokens read natively", rung("rung"), molt["tokens"]),
+        _ => return None,
+    })
+}
