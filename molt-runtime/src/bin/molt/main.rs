@@ -1,8 +1,10 @@
-//! `molt`: demonstrations, replays of pressure, fetching models, fitting bridges.
+//! `molt`: demonstrations, replays of pressure, fetching models, fitting and judging bridges.
 
 mod bench;
 mod demo;
+mod eval;
 mod fit;
+mod ladder;
 mod record;
 mod replay;
 
@@ -37,6 +39,11 @@ enum Command {
     Pull(PullArgs),
     /// Fit the bridges of a ladder from text.
     Fit(fit::Args),
+    /// Judge how well conversations come from rung to rung, on held-out text.
+    Eval(eval::Args),
+    /// Ladders of your own.
+    #[command(subcommand)]
+    Ladder(ladder::Command),
     /// Run the scheduler under a pressure trace, without any model.
     Replay(replay::Args),
     /// Record a pressure trace from what this machine says of its memory.
@@ -81,6 +88,8 @@ fn run(cli: Cli) -> Result<()> {
         Command::Demo(args) => demo::run(&args, &models, cli.workers),
         Command::Bench(args) => cli.workers.run(|| bench::run(&args, &models))?,
         Command::Fit(args) => cli.workers.run(|| fit::run(&args, &models))?,
+        Command::Eval(args) => cli.workers.run(|| eval::run(&args, &models))?,
+        Command::Ladder(command) => cli.workers.run(|| ladder::run(&command, &models))?,
         Command::Replay(args) => replay::run(&args, &models),
         Command::Record(args) => record::run(&args),
         Command::Ladders => {
