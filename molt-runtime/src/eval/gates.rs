@@ -21,7 +21,7 @@ const TEXTS: usize = 2;
 const CONTEXT: usize = 256;
 /// How many times worse than the carried cache each control must be, and how far from the native one at least.
 const WORSE: f64 = 2.0;
-const APART: f64 = 0.02;
+const APART: f64 = 0.005;
 /// Relative errors of a key turned back and forth, and of the same token's key at two places: a rounding to f16 each.
 const TURNED: f64 = 1e-5;
 const SAME_KEY: f64 = 1e-2;
