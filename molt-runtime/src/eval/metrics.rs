@@ -165,7 +165,7 @@ mod tests {
         // .5 ln 2 + .5 ln(2/3); the mixture is (.375, .625).
         check(&[0.5, 0.5], &[0.25, 0.75], 0.143_841, 0.033_822, false);
         check(&[0.25, 0.75], &[0.5, 0.5], 0.130_812, 0.033_822, false);
-        check(&[0.6, 0.4], &[0.9, 0.1], 0.311_239, 0.062_918, true);
+        check(&[0.6, 0.4], &[0.9, 0.1], 0.311_239, 0.063_288, true);
         // Logits need not be normalised, and a constant added to all changes nothing.
         let shifted = LogProbs::of(&[1_000.0, 1_000.0 + 3f32.ln()]);
         assert!(shifted.kl(&distribution(&[0.25, 0.75])).abs() < 1e-4);
