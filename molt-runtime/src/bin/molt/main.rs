@@ -117,7 +117,9 @@ fn run(cli: Cli) -> Result<()> {
 fn pull_ladder(ladder: &LadderFile, models: &std::path::Path, options: &PullOptions) -> Result<()> {
     let files = ladder.files_to_pull();
     if files.is_empty() {
-        eprintln!("{} is part of the program; there is nothing to fetch", ladder.name);
+        let own = ladder.files.iter().any(|file| file.path.is_some());
+        let where_it_is = if own { "lies where its ladder file says" } else { "is part of the program" };
+        eprintln!("{} {where_it_is}; there is nothing to fetch", ladder.name);
         return Ok(());
     }
     std::fs::create_dir_all(models).with_context(|| format!("cannot make the folder {}", models.display()))?;
