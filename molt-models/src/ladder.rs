@@ -12,7 +12,7 @@ use molt_kv::ledger::Ledger;
 use molt_kv::region::FileRegion;
 use molt_scheduler::units::{Bytes, RungIdx};
 use molt_scheduler::{LadderCost, RungCost};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::config::ModelConfig;
@@ -26,7 +26,7 @@ use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 
 /// A ladder as it is written down.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LadderFile {
     /// Its name.
@@ -40,12 +40,12 @@ pub struct LadderFile {
     #[serde(rename = "rung")]
     pub rungs: Vec<RungEntry>,
     /// Bridges.
-    #[serde(default, rename = "bridge")]
+    #[serde(default, rename = "bridge", skip_serializing_if = "Vec::is_empty")]
     pub bridges: Vec<BridgeEntry>,
 }
 
 /// A model file and where it can be had.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileEntry {
     /// The file's name in the models folder.
@@ -54,14 +54,19 @@ pub struct FileEntry {
     pub sha256: String,
     /// Its size.
     pub bytes: u64,
+    /// Where it lies, for a file that is not in the models folder: absolute, or seen from the ladder file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
     /// Where the model hub has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub hub: Option<HubEntry>,
     /// Where Python wheels have it.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub wheels: Option<WheelsEntry>,
 }
 
 /// A file on the model hub.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HubEntry {
     /// `owner/name`.
@@ -71,7 +76,7 @@ pub struct HubEntry {
 }
 
 /// A file spread over Python wheels.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WheelsEntry {
     /// `name==version`, in the order in which their parts join.
@@ -81,7 +86,7 @@ pub struct WheelsEntry {
 }
 
 /// A rung: a file at a precision.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RungEntry {
     /// The file.
@@ -91,7 +96,7 @@ pub struct RungEntry {
 }
 
 /// A bridge between two files.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BridgeEntry {
     /// The source's file.
@@ -174,7 +179,8 @@ impl LadderFile {
 
     /// The files that are not part of the program.
     pub fn files_to_pull(&self) -> Vec<FileSource> {
-        self.files.iter().filter(|f| embedded::file(&f.name).is_none()).map(FileEntry::source).collect()
+        let to_pull = |f: &&FileEntry| f.path.is_none() && embedded::file(&f.name).is_none();
+        self.files.iter().filter(to_pull).map(FileEntry::source).collect()
     }
 
     /// Whether every file is part of the program or in that folder.
@@ -240,12 +246,17 @@ impl Ladder {
     pub fn check(claim: &LadderFile, beside: Option<&Path>, models: &Path) -> Result<Self, ModelError> {
         let mut files: BTreeMap<&str, (Arc<ModelFile>, &FileEntry)> = BTreeMap::new();
         for entry in &claim.files {
-            let region = match embedded::file(&entry.name) {
-                Some(bytes) => {
+            let region = match (&entry.path, embedded::file(&entry.name)) {
+                (Some(path), _) => {
+                    let path = beside.unwrap_or(models).join(path);
+                    pull::verify(&path, &entry.sha256, entry.bytes)?;
+                    FileRegion::open(&path)?
+                }
+                (None, Some(bytes)) => {
                     entry.check_embedded(bytes)?;
                     FileRegion::embedded(&entry.name, bytes)
                 }
-                None => {
+                (None, None) => {
                     let path = models.join(&entry.name);
                     if !path.exists() {
                         return Err(ModelError::NotPulled { ladder: claim.name.clone(), path });

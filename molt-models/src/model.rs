@@ -248,6 +248,26 @@ impl Model {
         self.read_together(&mut [Part { tokens, cache }], stop)
     }
 
+    /// Reads tokens through all layers and returns every one's hidden state `[tokens, width]`, for whoever judges each
+    /// next token. Given up like [`Model::read`].
+    pub fn read_all(&self, tokens: &[u32], cache: &mut KvCache, stop: &StopFlag) -> Result<Vec<f32>, ModelError> {
+        let before = cache.len();
+        let mut all = Vec::with_capacity(tokens.len() * self.config.width);
+        let mut hidden = Vec::new();
+        for chunk in tokens.chunks(CHUNK) {
+            let read = cache.append(chunk).map_err(ModelError::from).and_then(|slots| {
+                self.embed(chunk, &mut hidden);
+                Ok(self.run_layers(0..self.config.layers, &mut hidden, cache, slots, stop)?)
+            });
+            if let Err(error) = read {
+                cache.truncate(before);
+                return Err(error);
+            }
+            all.extend_from_slice(&hidden);
+        }
+        Ok(all)
+    }
+
     /// Reads tokens of several sequences through all layers, in passes of at most [`CHUNK`] tokens that they share: the
     /// weights are read once for all of them. Returns the last hidden state of each, `[parts, width]`; of one without
     /// tokens, zeros.

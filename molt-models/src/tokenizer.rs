@@ -37,6 +37,24 @@ impl Vocabulary {
         self.chat_template.as_deref()
     }
 
+    /// The first thing that makes the other one another tokenizer; nothing where [`Vocabulary::fingerprint`] is equal.
+    pub fn difference(&self, other: &Self) -> Option<String> {
+        let Self { tokens, merges, pre_tokenizer, control, whole, end: _, bos: _, chat_template: _ } = self;
+        for (what, own, others) in [("tokens", tokens, &other.tokens), ("merges", merges, &other.merges)] {
+            if own.len() != others.len() {
+                return Some(format!("{} {what} instead of {}", others.len(), own.len()));
+            }
+            if let Some(at) = (0..own.len()).find(|at| own[*at] != others[*at]) {
+                return Some(format!("{what} number {at} is {:?} instead of {:?}", others[at], own[at]));
+            }
+        }
+        if *pre_tokenizer != other.pre_tokenizer {
+            return Some(format!("text is split as {:?} instead of {pre_tokenizer:?}", other.pre_tokenizer));
+        }
+        let whole_tokens = (control, whole) == (&other.control, &other.whole);
+        (!whole_tokens).then(|| "other tokens are matched as a whole".to_owned())
+    }
+
     /// A digest of everything that decides which text becomes which tokens; equal for equal tokenizers.
     pub fn fingerprint(&self) -> [u8; 32] {
         let Self { tokens, merges, pre_tokenizer, control, whole, end: _, bos: _, chat_template: _ } = self;

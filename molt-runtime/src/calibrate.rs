@@ -9,6 +9,8 @@ use molt_kv::ledger::Ledger;
 use molt_models::{CHUNK, Embedding, Ladder, Model, ModelError, Precision, Rung, Stored};
 use molt_scheduler::units::Tokens;
 
+use crate::texts::Document;
+
 /// How a bridge is fitted.
 #[derive(Debug, Clone)]
 pub struct FitSettings {
@@ -27,6 +29,19 @@ pub struct FitSettings {
 impl Default for FitSettings {
     fn default() -> Self {
         Self { windows: 96, window_tokens: 512, native_layers: 3, source_layers: 5, lambdas: vec![1e-4, 1e-3, 1e-2] }
+    }
+}
+
+impl FitSettings {
+    /// The default frame, made to fit models of so many layers.
+    pub fn for_layers(source: usize, destination: usize) -> Self {
+        let default = Self::default();
+        let odd = |layers: usize| layers - usize::from(layers.is_multiple_of(2) && layers > 0);
+        Self {
+            native_layers: default.native_layers.min(destination / 3).max(1),
+            source_layers: default.source_layers.min(odd(source)).max(1),
+            ..default
+        }
     }
 }
 
@@ -66,7 +81,7 @@ pub enum CalibrateError {
 pub type Progress<'a> = &'a mut dyn FnMut(usize, usize);
 
 /// Reads every `.txt`, `.md`, `.rs` and `.py` file of folders (and files named outright), in order of their names.
-pub fn read_texts(paths: &[impl AsRef<Path>]) -> Result<Vec<String>, CalibrateError> {
+pub fn read_texts(paths: &[impl AsRef<Path>]) -> Result<Vec<Document>, CalibrateError> {
     let mut files = Vec::new();
     for path in paths {
         let path = path.as_ref();
@@ -86,7 +101,9 @@ pub fn read_texts(paths: &[impl AsRef<Path>]) -> Result<Vec<String>, CalibrateEr
     files.sort();
     let read = |path: &std::path::PathBuf| {
         let error = |source| CalibrateError::Read { path: path.display().to_string(), source };
-        Ok(String::from_utf8_lossy(&std::fs::read(path).map_err(error)?).into_owned())
+        let text = String::from_utf8_lossy(&std::fs::read(path).map_err(error)?).into_owned();
+        // The whole path: two folders may each have a file of that name.
+        Ok(Document { name: path.display().to_string(), text })
     };
     files.iter().map(read).collect()
 }
@@ -96,8 +113,8 @@ pub fn read_texts(paths: &[impl AsRef<Path>]) -> Result<Vec<String>, CalibrateEr
 pub fn fit(
     ladder: &Ladder,
     (from, to): (&Rung, &Rung),
-    calibration: &[String],
-    held_out: &[String],
+    calibration: &[Document],
+    held_out: &[Document],
     settings: &FitSettings,
     progress: Progress<'_>,
 ) -> Result<Fitted, CalibrateError> {
@@ -161,12 +178,12 @@ fn spec(source: &Model, destination: &Model, settings: &FitSettings) -> Result<B
 /// Windows spread evenly over all texts; every fourth is twice as long where the text allows it.
 fn windows(
     ladder: &Ladder,
-    texts: &[String],
+    texts: &[Document],
     count: usize,
     tokens: usize,
     what: &'static str,
 ) -> Result<Vec<Vec<u32>>, CalibrateError> {
-    let encoded = texts.iter().map(|t| ladder.tokenizer().encode(t)).collect::<Result<Vec<_>, _>>()?;
+    let encoded = texts.iter().map(|t| ladder.tokenizer().encode(&t.text)).collect::<Result<Vec<_>, _>>()?;
     let long = tokens * 2;
     let found = encoded.iter().map(Vec::len).max().unwrap_or(0);
     let usable: Vec<&Vec<u32>> = encoded.iter().filter(|t| t.len() >= tokens).collect();

@@ -72,6 +72,7 @@ pub struct LayerMap {
 #[derive(Debug)]
 pub struct Bridge {
     path: PathBuf,
+    digest: String,
     spec: BridgeSpec,
     mean: Vec<f32>,
     inverse_scale: Vec<f32>,
@@ -143,7 +144,12 @@ impl Bridge {
             })
             .collect::<Result<_, BridgeError>>()?;
         let (mean, inverse_scale) = (floats("mean", spec.features())?, floats("inverse_scale", spec.features())?);
-        Ok(Self { path: path.to_owned(), spec, mean, inverse_scale, maps })
+        Ok(Self { path: path.to_owned(), digest: found, spec, mean, inverse_scale, maps })
+    }
+
+    /// The digest of its frame and numbers: figures that were measured with it belong to no other.
+    pub fn digest(&self) -> &str {
+        &self.digest
     }
 
     /// Refuses models that the bridge was not fitted for.

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 use comfy_table::{Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
-use molt_models::{Ladder, LadderFile};
+use molt_models::{Ladder, LadderFile, ModelError};
 use molt_runtime::calibrate::{FitSettings, fit, read_texts};
+use molt_runtime::texts::{self, Document};
 
 /// Reads text with both models of every pair that the ladder file names, and writes the bridges. On two cores the pair
 /// 1.5B to 0.5B takes about half an hour with the default of 96 windows; `pocket` takes seconds.
@@ -14,11 +15,12 @@ use molt_runtime::calibrate::{FitSettings, fit, read_texts};
 pub(crate) struct Args {
     /// A built-in ladder, or the path of a ladder file.
     ladder: String,
-    /// Files and folders of text to fit on.
-    #[arg(long, required = true, num_args = 1..)]
+    /// Files and folders of text to fit on [default: the calibration texts that ship with the program].
+    #[arg(long, num_args = 1..)]
     text: Vec<PathBuf>,
-    /// Files and folders of text that residuals are measured on; must not be among those to fit on.
-    #[arg(long, required = true, num_args = 1..)]
+    /// Files and folders of text that residuals are measured on; must not be among those to fit on [default: the held-out
+    /// texts that ship with the program].
+    #[arg(long, num_args = 1..)]
     held_out: Vec<PathBuf>,
     /// Folder that the bridges are written to.
     #[arg(long)]
@@ -43,7 +45,8 @@ pub(crate) fn run(args: &Args, models: &Path) -> Result<()> {
     ensure!(!pairs.is_empty(), "the ladder {} names no bridge", claim.name);
     // Without its bridges, which may not exist yet.
     let ladder = Ladder::check(&claim, None, models)?;
-    let (text, held_out) = (read_texts(&args.text)?, read_texts(&args.held_out)?);
+    let text = texts_or(&args.text, || texts::calibration(ladder.template()))?;
+    let held_out = texts_or(&args.held_out, || texts::held_out(ladder.template()))?;
     let settings = FitSettings {
         windows: args.windows,
         window_tokens: args.window_tokens,
@@ -81,4 +84,12 @@ pub(crate) fn run(args: &Args, models: &Path) -> Result<()> {
         println!("{table}");
     }
     Ok(())
+}
+
+/// The texts of the paths given, or those that ship with the program where none is.
+pub(crate) fn texts_or(
+    paths: &[PathBuf],
+    shipped: impl FnOnce() -> Result<Vec<Document>, ModelError>,
+) -> Result<Vec<Document>> {
+    Ok(if paths.is_empty() { shipped()? } else { read_texts(paths)? })
 }

@@ -1,9 +1,11 @@
-//! `molt`: demonstrations, replays of pressure, fetching models, fitting bridges.
+//! `molt`: demonstrations, replays of pressure, fetching models, fitting and judging bridges.
 
 mod bench;
 mod client;
 mod demo;
+mod eval;
 mod fit;
+mod ladder;
 mod record;
 mod replay;
 
@@ -42,6 +44,11 @@ enum Command {
     Pull(PullArgs),
     /// Fit the bridges of a ladder from text.
     Fit(fit::Args),
+    /// Judge how well conversations come from rung to rung, on held-out text.
+    Eval(eval::Args),
+    /// Ladders of your own.
+    #[command(subcommand)]
+    Ladder(ladder::Command),
     /// Run the scheduler under a pressure trace, without any model.
     Replay(replay::Args),
     /// Record a pressure trace from what this machine says of its memory.
@@ -94,6 +101,8 @@ fn run(cli: Cli) -> Result<()> {
         Command::Demo(args) => demo::run(&args, &models, cli.workers),
         Command::Bench(args) => cli.workers.run(|| bench::run(&args, &models))?,
         Command::Fit(args) => cli.workers.run(|| fit::run(&args, &models))?,
+        Command::Eval(args) => cli.workers.run(|| eval::run(&args, &models))?,
+        Command::Ladder(command) => cli.workers.run(|| ladder::run(&command, &models))?,
         Command::Replay(args) => replay::run(&args, &models),
         Command::Record(args) => record::run(&args),
         Command::Ladders => {
@@ -121,7 +130,9 @@ fn run(cli: Cli) -> Result<()> {
 fn pull_ladder(ladder: &LadderFile, models: &std::path::Path, options: &PullOptions) -> Result<()> {
     let files = ladder.files_to_pull();
     if files.is_empty() {
-        eprintln!("{} is part of the program; there is nothing to fetch", ladder.name);
+        let own = ladder.files.iter().any(|file| file.path.is_some());
+        let where_it_is = if own { "lies where its ladder file says" } else { "is part of the program" };
+        eprintln!("{} {where_it_is}; there is nothing to fetch", ladder.name);
         return Ok(());
     }
     std::fs::create_dir_all(models).with_context(|| format!("cannot make the folder {}", models.display()))?;

@@ -1,0 +1,379 @@
+//! The attention state of one sequence on one rung.
+//!
+//! Keys (after RoPE) and values of every layer lie in one region of ours, as f16. Room for the whole context limit is
+//! reserved; only what is cached is touched, resident and charged.
+//!
+//! Provenance is relative to what is kept: a token read natively over all that a shed cache still holds is exact, for a
+//! truncated re-read would give the same.
+//!
+//! Position convention: a token keeps the position it was read at for ever. Shedding leaves gaps, the counter goes on,
+//! and nothing is ever rotated again; the model's trained context therefore bounds the positions, not the tokens kept.
+
+use half::f16;
+use half::slice::HalfFloatSliceExt as _;
+use molt_scheduler::units::{Bytes, Tokens};
+use serde::{Deserialize, Serialize};
+
+use crate::ledger::{Kind, Ledger};
+use crate::region::{Region, RegionError, page_size};
+
+/// What shapes a model's cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheShape {
+    /// Decoder blocks.
+    pub layers: usize,
+    /// Key/value heads a layer.
+    pub kv_heads: usize,
+    /// Components of a head.
+    pub head_dim: usize,
+}
+
+impl CacheShape {
+    /// Components of one token's keys (or values) in one layer: `kv_heads * head_dim`.
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Bytes of one token over all layers.
+    pub fn bytes_per_token(&self) -> Bytes {
+        Bytes::from(self.layers * 2 * self.kv_width() * size_of::<f16>())
+    }
+}
+
+/// How a cached token came to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Provenance {
+    /// Read natively over a prefix that is all exact.
+    Exact,
+    /// Read natively over a prefix that is not all exact.
+    OverMapped,
+    /// Carried by a bridge.
+    Mapped,
+}
+
+/// One cached token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slot {
+    /// Its id.
+    pub token: u32,
+    /// The position it was read at.
+    pub position: u32,
+    /// How its keys and values came to be.
+    pub provenance: Provenance,
+}
+
+/// What is wrong with a cache or a request on it.
+#[derive(Debug, thiserror::Error)]
+pub enum CacheError {
+    /// More tokens than there is room for.
+    #[error("the cache holds {held} of at most {limit}; {more} more do not fit")]
+    Full {
+        /// Tokens cached.
+        held: Tokens,
+        /// Its limit.
+        limit: Tokens,
+        /// Tokens asked for.
+        more: Tokens,
+    },
+    /// A value that is no finite number.
+    #[error("{what} of layer {layer}, token {token} are not finite")]
+    NotFinite {
+        /// Keys or values.
+        what: &'static str,
+        /// The layer.
+        layer: usize,
+        /// The slot.
+        token: usize,
+    },
+    /// Tokens that do not follow each other.
+    #[error("a range of tokens {from}..{to} that the cache of {held} does not hold")]
+    Range {
+        /// First slot.
+        from: usize,
+        /// One past the last.
+        to: usize,
+        /// Slots held.
+        held: usize,
+    },
+    /// No memory.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+}
+
+/// The cache of one sequence.
+#[derive(Debug)]
+pub struct KvCache {
+    shape: CacheShape,
+    slots: Vec<Slot>,
+    limit: usize,
+    next_position: u32,
+    /// Bytes from one plane (the keys or the values of a layer) to the next; whole pages.
+    plane: usize,
+    region: Region,
+}
+
+impl KvCache {
+    /// An empty cache with room for `limit` tokens.
+    pub fn new(shape: CacheShape, limit: Tokens, ledger: &Ledger) -> Result<Self, CacheError> {
+        let limit = usize::from(limit);
+        let plane = (limit * shape.kv_width() * size_of::<f16>()).next_multiple_of(page_size());
+        let region = Region::reserved(ledger, Kind::Cache, plane * shape.layers * 2)?;
+        Ok(Self { shape, slots: Vec::new(), limit, next_position: 0, plane, region })
+    }
+
+    /// The shape.
+    pub fn shape(&self) -> CacheShape {
+        self.shape
+    }
+
+    /// Tokens cached.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether nothing is cached.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Most tokens that fit.
+    pub fn limit(&self) -> Tokens {
+        Tokens::from(self.limit)
+    }
+
+    /// The cached tokens, oldest first.
+    pub fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// The position of the next token.
+    pub fn next_position(&self) -> u32 {
+        self.next_position
+    }
+
+    /// Bytes in use.
+    pub fn bytes(&self) -> Bytes {
+        self.shape.bytes_per_token().times(Tokens::from(self.len()))
+    }
+
+    /// Makes room for tokens at the next positions and returns their slots. Keys and values are then written layer by
+    /// layer; whoever gives up in between truncates back.
+    pub fn append(&mut self, tokens: &[u32]) -> Result<std::ops::Range<usize>, CacheError> {
+        let start = self.len();
+        self.check_room(tokens.len())?;
+        let provenance = self.native_provenance();
+        for token in tokens {
+            self.slots.push(Slot { token: *token, position: self.next_position, provenance });
+            self.next_position += 1;
+        }
+        self.recharge();
+        Ok(start..self.len())
+    }
+
+    /// Makes room for tokens that stand where they stood in another cache, with that provenance.
+    pub fn append_at(&mut self, slots: &[Slot], provenance: Provenance) -> Result<std::ops::Range<usize>, CacheError> {
+        let start = self.len();
+        self.check_room(slots.len())?;
+        self.slots.extend(slots.iter().map(|slot| Slot { provenance, ..*slot }));
+        if let Some(last) = slots.last() {
+            self.next_position = last.position + 1;
+        }
+        self.recharge();
+        Ok(start..self.len())
+    }
+
+    fn check_room(&self, more: usize) -> Result<(), CacheError> {
+        match self.len() + more <= self.limit {
+            true => Ok(()),
+            false => {
+                let (held, limit, more) = (Tokens::from(self.len()), self.limit(), Tokens::from(more));
+                Err(CacheError::Full { held, limit, more })
+            }
+        }
+    }
+
+    /// Sets the provenance of slots.
+    pub fn mark(&mut self, slots: std::ops::Range<usize>, provenance: Provenance) {
+        for slot in &mut self.slots[slots] {
+            slot.provenance = provenance;
+        }
+    }
+
+    /// Sets the position that the next token gets (after a carry of a cache with gaps).
+    pub fn set_next_position(&mut self, position: u32) {
+        self.next_position = position;
+    }
+
+    /// Drops everything from slot `len` on and gives its pages back.
+    pub fn truncate(&mut self, len: usize) {
+        if len >= self.len() {
+            return;
+        }
+        self.next_position = self.slots[len].position;
+        self.slots.truncate(len);
+        self.trim();
+    }
+
+    /// Drops the slots of a range from the middle; what follows moves up and keeps its positions.
+    pub fn shed(&mut self, slots: std::ops::Range<usize>) -> Result<(), CacheError> {
+        if slots.start > slots.end || slots.end > self.len() {
+            return Err(CacheError::Range { from: slots.start, to: slots.end, held: self.len() });
+        }
+        let (width, len) = (self.shape.kv_width(), self.len());
+        for plane in 0..self.shape.layers * 2 {
+            let at = plane * self.plane / size_of::<f16>();
+            let values = self.region.as_mut_slice::<f16>();
+            values.copy_within(at + slots.end * width..at + len * width, at + slots.start * width);
+        }
+        self.slots.drain(slots);
+        self.trim();
+        Ok(())
+    }
+
+    fn trim(&mut self) {
+        let used = self.len() * self.shape.kv_width() * size_of::<f16>();
+        for plane in 0..self.shape.layers * 2 {
+            self.region.discard(plane * self.plane + used..(plane + 1) * self.plane);
+        }
+        self.recharge();
+    }
+
+    fn recharge(&mut self) {
+        self.region.set_charge(usize::try_from(self.bytes().get()).unwrap_or(usize::MAX));
+    }
+
+    /// Keys of a layer after RoPE, `[len, kv_heads, head_dim]`.
+    pub fn keys(&self, layer: usize) -> &[f16] {
+        self.plane_values(2 * layer)
+    }
+
+    /// Values of a layer, `[len, kv_heads, head_dim]`.
+    pub fn values(&self, layer: usize) -> &[f16] {
+        self.plane_values(2 * layer + 1)
+    }
+
+    fn plane_values(&self, plane: usize) -> &[f16] {
+        let at = plane * self.plane / size_of::<f16>();
+        &self.region.as_slice::<f16>()[at..at + self.len() * self.shape.kv_width()]
+    }
+
+    /// Writes keys (after RoPE) and values of slots `from..`, each `[tokens, kv_heads, head_dim]`.
+    pub fn write(&mut self, layer: usize, from: usize, keys: &[f32], values: &[f32]) {
+        let width = self.shape.kv_width();
+        for (plane, source) in [(2 * layer, keys), (2 * layer + 1, values)] {
+            assert!(from * width + source.len() <= self.len() * width, "a write outside the slots made room for");
+            let at = plane * self.plane / size_of::<f16>() + from * width;
+            self.region.as_mut_slice::<f16>()[at..at + source.len()].convert_from_f32_slice(source);
+        }
+    }
+
+    /// Writes keys (after RoPE) and values of all slots as they are kept, each `[len, kv_heads, head_dim]`.
+    pub(crate) fn write_halves(&mut self, layer: usize, keys: &[f16], values: &[f16]) {
+        for (plane, source) in [(2 * layer, keys), (2 * layer + 1, values)] {
+            let at = plane * self.plane / size_of::<f16>();
+            self.region.as_mut_slice::<f16>()[at..at + source.len()].copy_from_slice(source);
+        }
+    }
+
+    /// What a token is that is read natively after what is cached.
+    pub fn native_provenance(&self) -> Provenance {
+        match self.is_exact() {
+            true => Provenance::Exact,
+            false => Provenance::OverMapped,
+        }
+    }
+
+    /// Whether all slots are exact.
+    pub fn is_exact(&self) -> bool {
+        self.slots.iter().all(|s| s.provenance == Provenance::Exact)
+    }
+
+    /// Looks at every value of some slots.
+    pub fn check_finite(&self, slots: std::ops::Range<usize>) -> Result<(), CacheError> {
+        let width = self.shape.kv_width();
+        for layer in 0..self.shape.layers {
+            for (what, values) in [("keys", self.keys(layer)), ("values", self.values(layer))] {
+                let part = &values[slots.start * width..slots.end * width];
+                if let Some(bad) = part.iter().position(|v| !v.is_finite()) {
+                    return Err(CacheError::NotFinite { what, layer, token: slots.start + bad / width });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: CacheShape = CacheShape { layers: 2, kv_heads: 1, head_dim: 4 };
+
+    fn filled(ledger: &Ledger, tokens: u32) -> KvCache {
+        let mut cache = KvCache::new(SHAPE, Tokens::new(5_000), ledger).unwrap();
+        let ids: Vec<u32> = (0..tokens).collect();
+        let slots = cache.append(&ids).unwrap();
+        let numbers: Vec<f32> = ids.iter().flat_map(|t| [*t as f32; 4]).collect();
+        for layer in 0..SHAPE.layers {
+            cache.write(layer, slots.start, &numbers, &numbers);
+        }
+        cache
+    }
+
+    fn check(cache: &KvCache, ledger: &Ledger, expected: &[u32]) {
+        let tokens: Vec<u32> = cache.slots().iter().map(|s| s.token).collect();
+        assert_eq!(tokens, expected);
+        for layer in 0..SHAPE.layers {
+            for plane in [cache.keys(layer), cache.values(layer)] {
+                let held: Vec<f32> = plane.chunks(4).map(|c| c[3].to_f32()).collect();
+                assert_eq!(held, expected.iter().map(|t| *t as f32).collect::<Vec<_>>());
+            }
+        }
+        assert_eq!(ledger.used(Kind::Cache), SHAPE.bytes_per_token().times(Tokens::from(expected.len())));
+    }
+
+    #[test]
+    fn shedding_keeps_positions_and_truncating_gives_back() {
+        let ledger = Ledger::new();
+        let mut cache = filled(&ledger, 2_000);
+        cache.shed(4..1_990).unwrap();
+        let kept: Vec<u32> = (0..4).chain(1_990..2_000).collect();
+        check(&cache, &ledger, &kept);
+        assert_eq!(cache.slots()[4].position, 1_990);
+        assert_eq!(cache.next_position(), 2_000);
+        cache.truncate(6);
+        check(&cache, &ledger, &[0, 1, 2, 3, 1_990, 1_991]);
+        assert_eq!(cache.next_position(), 1_992);
+        drop(cache);
+        assert_eq!(ledger.total(), Bytes::ZERO);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_and_changes_nothing() {
+        let ledger = Ledger::new();
+        let mut cache = filled(&ledger, 4_999);
+        assert!(matches!(cache.append(&[1, 2]), Err(CacheError::Full { .. })));
+        assert!(matches!(cache.shed(10..6_000), Err(CacheError::Range { .. })));
+        assert_eq!(cache.len(), 4_999);
+    }
+
+    #[test]
+    fn a_value_that_is_no_number_is_found() {
+        let ledger = Ledger::new();
+        let mut cache = filled(&ledger, 10);
+        cache.check_finite(0..10).unwrap();
+        cache.write(1, 7, &[f32::NAN; 4], &[0.0; 4]);
+        assert!(matches!(cache.check_finite(0..10), Err(CacheError::NotFinite { layer: 1, token: 7, .. })));
+    }
+
+    #[test]
+    fn what_follows_a_mapped_token_is_over_mapped() {
+        let ledger = Ledger::new();
+        let mut cache = filled(&ledger, 3);
+        assert!(cache.is_exact());
+        cache.mark(1..2, Provenance::Mapped);
+        cache.append(&[9]).unwrap();
+        assert_eq!(cache.slots()[3].provenance, Provenance::OverMapped);
+    }
+}
