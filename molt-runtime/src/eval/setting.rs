@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use molt_kv::cache::{KvCache, Provenance};
+use molt_kv::cache::KvCache;
 use molt_kv::carry::{CarrySettings, carry, restore};
-use molt_kv::decoder::{Decoder, StopFlag, Stopped};
+use molt_kv::decoder::{Decoder as _, StopFlag};
+use molt_kv::heal::heal;
 use molt_kv::keepsake::Keepsake;
 use molt_scheduler::units::Tokens;
 use serde::{Deserialize, Serialize};
@@ -37,14 +38,10 @@ impl Setting {
 
     /// What is read natively beside the map; nothing for what needs no bridge.
     pub fn carry_settings(self) -> Option<CarrySettings> {
-        let tokens = Tokens::new;
-        let default = CarrySettings::default();
         match self {
-            Self::Fast => Some(CarrySettings { exact_first: tokens(4), fed_window: tokens(16), ..default }),
-            Self::Default | Self::Healed => Some(default),
-            Self::Faithful => {
-                Some(CarrySettings { exact_first: tokens(256), fed_window: tokens(256), native_share: 3, ..default })
-            }
+            Self::Fast => Some(CarrySettings::FAST),
+            Self::Default | Self::Healed => Some(CarrySettings::default()),
+            Self::Faithful => Some(CarrySettings::FAITHFUL),
             Self::Keepsake => None,
         }
     }
@@ -82,22 +79,8 @@ impl Setting {
         let ends = (source, pair.source.rope());
         let (mut cache, _) = carry(bridge, ends, &pair.destination, settings, &pair.ledger, &stop)?;
         if self == Self::Healed {
-            heal(&mut cache, &pair.destination, &stop)?;
+            while heal(&mut cache, &pair.destination, Tokens::MAX, &stop)? > Tokens::ZERO {}
         }
         Ok((cache, start.elapsed()))
     }
-}
-
-/// Reads every slot again natively, left to right: attention sees only slots that have been replaced already.
-fn heal(cache: &mut KvCache, destination: &dyn Decoder, stop: &StopFlag) -> Result<(), Stopped> {
-    let (layers, count) = (destination.cache_shape().layers, cache.len());
-    let mut hidden = Vec::new();
-    for start in (0..count).step_by(destination.chunk_limit()) {
-        let slots = start..(start + destination.chunk_limit()).min(count);
-        let ids: Vec<u32> = cache.slots()[slots.clone()].iter().map(|slot| slot.token).collect();
-        destination.embed(&ids, &mut hidden);
-        destination.run_layers(0..layers, &mut hidden, cache, slots.clone(), stop)?;
-        cache.mark(slots, Provenance::Exact);
-    }
-    Ok(())
 }
