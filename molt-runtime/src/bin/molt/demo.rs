@@ -214,8 +214,13 @@ impl<'a> Screen<'a> {
             Event::Release { rung, bytes, release_ms } => {
                 self.line(out, &format!("{rung} given back: {bytes} in {release_ms:.1} ms"))
             }
-            Event::Trouble { message } => self.line(out, message),
-            Event::Sample { .. } | Event::Finished { .. } => Ok(()),
+            Event::Trouble { message, .. } => self.line(out, message),
+            Event::Sample { .. }
+            | Event::Finished { .. }
+            | Event::Asked { .. }
+            | Event::Refused { .. }
+            | Event::Admitted { .. }
+            | Event::Cancelled { .. } => Ok(()),
             Event::Summary(summary) => {
                 if !self.fresh {
                     writeln!(out)?;
