@@ -1,6 +1,7 @@
 //! `moltd`: the service. One ladder on a Unix socket, for clients that speak OpenAI's HTTP.
 
 use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::num::NonZeroU16;
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixStream;
@@ -13,13 +14,16 @@ use anyhow::{Context as _, Result, bail};
 use clap::Parser;
 use molt_models::Ladder;
 use molt_runtime::budget::OperatorBudget;
+use molt_runtime::demo::start;
 use molt_runtime::engine::{Engine, EngineSettings};
-use molt_runtime::service::{EngineClient, Service, router};
+use molt_runtime::event::Event;
+use molt_runtime::metrics::{self, Metrics};
+use molt_runtime::service::{EngineClient, Service, Watch, router};
 use molt_runtime::workers::Workers;
-use molt_runtime::{memory, paths};
+use molt_runtime::{memory, paths, systemd};
 use molt_scheduler::units::{Bytes, RungIdx, Tokens};
 use molt_scheduler::{Class, Config, TenantSpec};
-use tokio::net::UnixListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Serves a ladder on a Unix socket. The budget is set with `PUT /v1/budget`.
@@ -41,8 +45,19 @@ struct Args {
     /// Most tokens of a conversation [default: what the models were trained for, at most 4096].
     #[arg(long)]
     context: Option<u64>,
+    /// A loopback address that serves `GET /metrics` alone, for a Prometheus that scrapes no sockets [default: none].
+    #[arg(long, value_parser = loopback)]
+    metrics_listen: Option<SocketAddr>,
     #[command(flatten)]
     workers: Workers,
+}
+
+fn loopback(text: &str) -> Result<SocketAddr, String> {
+    let address: SocketAddr = text.parse().map_err(|error| format!("{error}; for example 127.0.0.1:9753"))?;
+    match address.ip().is_loopback() {
+        true => Ok(address),
+        false => Err(format!("{address} is no loopback address")),
+    }
 }
 
 fn main() -> ExitCode {
@@ -69,6 +84,7 @@ fn run(args: &Args) -> Result<()> {
         None => Bytes::new(memory::available().context("the system does not say what memory it has")?.get() / 2),
     };
     let config = Config { budget_limit: memory::total().unwrap_or(Bytes::MAX), ..Config::default() };
+    let (passed, metrics) = (systemd::passed_socket().context("the socket that was passed")?, Metrics::new());
     let mut engine = Engine::new(ladder.clone(), config, EngineSettings::default())?;
     let floor = engine.cost().bottom();
     let tenant = engine.register(
@@ -85,15 +101,40 @@ fn run(args: &Args) -> Result<()> {
     let operator = OperatorBudget::new(budget);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let listener = bind(&args.socket)?;
+        // First, for it can fail and leaves nothing behind.
+        let scraped = match args.metrics_listen {
+            Some(address) => Some(TcpListener::bind(address).await.with_context(|| format!("cannot bind {address}"))?),
+            None => None,
+        };
+        let activated = passed.is_some();
+        let listener = match passed {
+            Some(socket) => UnixListener::from_std(socket)?,
+            None => bind(&args.socket)?,
+        };
         let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        let (client, ended) = EngineClient::start(engine, tenant, operator.clone(), args.workers)?;
+        metrics.record(&Event::Start(start(&ladder, &engine, 0)));
+        let (client, ended) =
+            EngineClient::start(engine, tenant, operator.clone(), args.workers, Watch::new(metrics.clone()))?;
         let service = Service { ladder: ladder.clone(), engine: client.clone(), budget: operator, context };
+        if let Some(listener) = &scraped {
+            eprintln!("moltd: metrics on http://{}/metrics", listener.local_addr()?);
+        }
         eprintln!("moltd: serving {} on {}, budget {budget}", ladder.name(), args.socket.display());
+        systemd::status(&format!("serving {}, budget {budget}", ladder.name()));
+        let upkeep = metrics.clone();
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(metrics::UPKEEP).await;
+                upkeep.upkeep();
+            }
+        });
+        if let Some(listener) = scraped {
+            tokio::spawn(metrics::serve(listener, metrics.clone()));
+        }
         let (stop, stopped) = tokio::sync::watch::channel(false);
         let mut asked = stopped.clone();
         let mut served = tokio::spawn(
-            axum::serve(listener, router(Arc::new(service)))
+            axum::serve(listener, router(Arc::new(service)).merge(metrics::routes(metrics)))
                 .with_graceful_shutdown(async move {
                     // Whether it was asked or the asker is gone: stop.
                     let _asked = asked.wait_for(|stop| *stop).await;
@@ -108,13 +149,17 @@ fn run(args: &Args) -> Result<()> {
         };
         // Streams end with the engine, and whoever waits for a whole answer is told so. A client that stalls does not
         // hold the daemon up for longer than this.
+        systemd::stopping();
         client.stop();
         stop.send_replace(true);
         if !served.is_finished() && tokio::time::timeout(GRACE, &mut served).await.is_err() {
             eprintln!("moltd: some clients did not finish within {} s", GRACE.as_secs());
             served.abort();
         }
-        std::fs::remove_file(&args.socket).with_context(|| format!("cannot remove {}", args.socket.display()))?;
+        // A socket that was passed belongs to who passed it, and goes on collecting clients.
+        if !activated {
+            std::fs::remove_file(&args.socket).with_context(|| format!("cannot remove {}", args.socket.display()))?;
+        }
         outcome
     })
 }
