@@ -1,5 +1,7 @@
 //! Runs the real programs and reads what they print.
 
+pub mod daemon;
+
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::OnceLock;
