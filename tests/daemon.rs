@@ -19,25 +19,23 @@ pub struct Daemon {
     /// What it said before it served.
     pub said: Vec<String>,
     // Kept, so that what it says later finds a reader.
-    _log: BufReader<ChildStderr>,
+    log: BufReader<ChildStderr>,
 }
 
 impl Daemon {
     /// Starts what the command says, which serves on that socket, and waits until it does.
     pub fn start(command: &mut Command, socket: PathBuf) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().expect("the daemon starts");
-        let mut log = BufReader::new(child.stderr.take().expect("its log is piped"));
-        let mut said = Vec::new();
-        loop {
+        let log = BufReader::new(child.stderr.take().expect("its log is piped"));
+        // Made at once, so that it is stopped even where it never serves.
+        let mut daemon = Self { child, socket, said: Vec::new(), log };
+        while !daemon.said.last().is_some_and(|line| line.contains("serving")) {
             let mut line = String::new();
-            let read = log.read_line(&mut line).expect("its log is text");
-            assert!(read > 0, "the daemon ended: {said:?}");
-            let serves = line.contains("serving");
-            said.push(line);
-            if serves {
-                return Self { child, socket, said, _log: log };
-            }
+            let read = daemon.log.read_line(&mut line).expect("its log is text");
+            assert!(read > 0, "the daemon ended: {:?}", daemon.said);
+            daemon.said.push(line);
         }
+        daemon
     }
 
     /// Its process.

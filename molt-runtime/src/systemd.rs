@@ -25,14 +25,20 @@ impl Heartbeat {
 
     /// A round has been made.
     pub fn beat(&mut self) {
-        let now = Instant::now();
+        if let Some(state) = self.due(Instant::now()) {
+            tell(&[state]);
+        }
+    }
+
+    /// What is to be said of a round at that time, if anything.
+    fn due(&mut self, now: Instant) -> Option<NotifyState<'static>> {
         let state = match (self.last, self.every) {
             (None, _) => NotifyState::Ready,
             (Some(last), Some(every)) if now.duration_since(last) >= every => NotifyState::Watchdog,
-            _ => return,
+            _ => return None,
         };
         self.last = Some(now);
-        tell(&[state]);
+        Some(state)
     }
 }
 
@@ -68,4 +74,27 @@ pub fn passed_socket() -> io::Result<Option<UnixListener>> {
     listener.local_addr()?;
     listener.set_nonblocking(true)?;
     Ok(Some(listener))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What rounds at these milliseconds say: `r` ready, `w` alive, `.` nothing.
+    fn check(every_ms: Option<u64>, rounds_ms: &[u64], expected: &str) {
+        let mut heartbeat = Heartbeat { every: every_ms.map(Duration::from_millis), last: None };
+        let start = Instant::now();
+        let said = rounds_ms.iter().map(|ms| match heartbeat.due(start + Duration::from_millis(*ms)) {
+            Some(NotifyState::Ready) => 'r',
+            Some(NotifyState::Watchdog) => 'w',
+            _ => '.',
+        });
+        assert_eq!(said.collect::<String>(), expected);
+    }
+
+    #[test]
+    fn rounds_say_ready_once_and_alive_as_often_as_is_asked_for() {
+        check(Some(100), &[0, 50, 100, 101, 199, 200, 1_000, 1_001], "r.w..ww.");
+        check(None, &[0, 1_000, 100_000], "r..");
+    }
 }
