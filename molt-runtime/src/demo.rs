@@ -147,7 +147,8 @@ pub fn prompt_tokens(ladder: &Ladder, prompt: &str) -> Result<Vec<u32>, ModelErr
     ladder.tokenizer().encode(&text)
 }
 
-fn start(ladder: &Ladder, engine: &Engine, prompt: usize) -> Start {
+/// How a run of that ladder begins.
+pub fn start(ladder: &Ladder, engine: &Engine, prompt: usize) -> Start {
     let rungs = ladder.rungs().iter().zip(engine.cost().rungs());
     Start {
         ladder: ladder.name().to_owned(),

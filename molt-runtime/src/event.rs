@@ -1,8 +1,8 @@
 //! Everything that happens, as one type. The stream of a client, `--json`, the log and the metrics are all made from it.
 
 use molt_kv::carry::Route;
-use molt_scheduler::LeverKind;
 use molt_scheduler::units::{Bytes, RungIdx, Tokens};
+use molt_scheduler::{Census, Class, LeverKind};
 use serde::Serialize;
 
 /// Something that happened, in order.
@@ -11,10 +11,44 @@ use serde::Serialize;
 pub enum Event {
     /// A run begins.
     Start(Start),
+    /// A request was taken; it waits to be let in.
+    Asked {
+        /// Whose.
+        tenant: String,
+        /// Its class.
+        class: Class,
+        /// Tokens of its prompt.
+        prompt_tokens: Tokens,
+    },
+    /// A request was refused for good.
+    Refused {
+        /// Whose; empty where nobody knows the tenant.
+        tenant: String,
+        /// Why, as one of a few words.
+        reason: &'static str,
+    },
+    /// A request was let in.
+    Admitted {
+        /// Whose.
+        tenant: String,
+        /// Its class.
+        class: Class,
+        /// Where it starts.
+        rung: RungIdx,
+        /// How long it had waited.
+        wait_ms: f64,
+    },
     /// A token of an answer.
     Token {
         /// Whose.
         tenant: String,
+        /// Its class.
+        class: Class,
+        /// The tokens of the answer so far, this one included.
+        nth: Tokens,
+        /// How long its reader waited for it: since the token before, or since it asked. None where this is only text
+        /// that was left over when the answer ended.
+        wait_ms: Option<f64>,
         /// Text that is complete with this token; may be empty in the middle of a character.
         text: String,
         /// The rung that wrote it.
@@ -35,13 +69,19 @@ pub enum Event {
         kind: LeverKind,
         /// On whom.
         tenant: String,
+        /// Its class.
+        class: Class,
         /// What it frees.
         bytes: Bytes,
+        /// Tokens that it drops: of shedding alone.
+        tokens: Tokens,
     },
     /// A parked tenant runs again.
     Unpark {
         /// Who.
         tenant: String,
+        /// Its class.
+        class: Class,
         /// Where.
         rung: RungIdx,
     },
@@ -88,6 +128,11 @@ pub enum Event {
     },
     /// Something failed and was dealt with; nothing was lost.
     Trouble {
+        /// Where, as one of a few words.
+        kind: TroubleKind,
+        /// The route that failed, of a carry.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        route: Option<Route>,
         /// What, and what was done about it.
         message: String,
     },
@@ -103,18 +148,75 @@ pub enum Event {
         rss_file_bytes: Bytes,
         /// Usage by the engine's books minus what the scheduler had reckoned with, when the round began.
         drift_bytes: i64,
+        /// What the books say it is used for.
+        by_kind: UsageByKind,
+        /// Sequences by class and state.
+        sequences: Census,
+        /// From reading the budget until every lever of the round was executed.
+        enforce_ms: f64,
     },
     /// An answer is complete.
     Finished {
         /// Whose.
         tenant: String,
+        /// Its class.
+        class: Class,
         /// Its tokens.
         tokens: Tokens,
         /// Why it ended.
         reason: FinishReason,
+        /// From asking to here.
+        total_ms: f64,
+    },
+    /// A client left before its answer was complete.
+    Cancelled {
+        /// Whose.
+        tenant: String,
+        /// Its class.
+        class: Class,
+        /// Tokens that had been written.
+        tokens: Tokens,
     },
     /// A run ends.
     Summary(Summary),
+}
+
+/// What trouble there was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TroubleKind {
+    /// A rung's weights could not be loaded.
+    Load,
+    /// There was no address space for a cache.
+    Cache,
+    /// A route of a carry failed and the next was taken.
+    Carry,
+    /// A keepsake could not be written.
+    Keepsake,
+    /// Nothing could be shed.
+    Shed,
+    /// A step was given up.
+    Step,
+}
+
+impl TroubleKind {
+    /// All of them.
+    pub const ALL: [Self; 6] = [Self::Load, Self::Cache, Self::Carry, Self::Keepsake, Self::Shed, Self::Step];
+}
+
+/// Bytes in use, by what for. They add up to the usage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct UsageByKind {
+    /// Weights of rungs.
+    pub weights_bytes: Bytes,
+    /// Caches of sequences.
+    pub cache_bytes: Bytes,
+    /// Buffers of steps.
+    pub scratch_bytes: Bytes,
+    /// Bridges of the rungs that are loaded.
+    pub bridge_bytes: Bytes,
+    /// What the process takes before any model.
+    pub overhead_bytes: Bytes,
 }
 
 /// Why an answer ended.
@@ -162,6 +264,8 @@ pub struct RungInfo {
 pub struct Switch {
     /// Whose.
     pub tenant: String,
+    /// Its class.
+    pub class: Class,
     /// From.
     pub from: RungIdx,
     /// To.

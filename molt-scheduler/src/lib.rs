@@ -101,6 +101,7 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+mod census;
 mod climb;
 mod cost;
 mod ids;
@@ -119,6 +120,7 @@ mod transition;
 pub mod units;
 mod usage;
 
+pub use census::{Census, Standing};
 pub use cost::{LadderCost, LadderCostError, RungCost};
 pub use ids::{SequenceId, TenantId};
 pub use input::{Class, Config, Observation, Policy, Progress, Refusal, Request, TenantSpec};

@@ -1,6 +1,7 @@
 //! `moltd`: the service. One ladder on a Unix socket, for clients that speak OpenAI's HTTP.
 
 use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -13,12 +14,15 @@ use clap::Parser;
 use molt_models::Ladder;
 use molt_runtime::budget::{OperatorBudget, Strictest, Watched};
 use molt_runtime::config::ServiceConfig;
+use molt_runtime::demo::start;
 use molt_runtime::engine::Engine;
-use molt_runtime::service::{EngineClient, Peer, Service, Tenants, router};
+use molt_runtime::event::Event;
+use molt_runtime::metrics::{self, Metrics};
+use molt_runtime::service::{EngineClient, Peer, Service, Tenants, Watch, router};
 use molt_runtime::workers::Workers;
-use molt_runtime::{memory, paths};
+use molt_runtime::{memory, paths, systemd};
 use molt_scheduler::units::{Bytes, Tokens};
-use tokio::net::UnixListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Serves a ladder on a Unix socket. The budget is set with `PUT /v1/budget`.
@@ -43,6 +47,9 @@ struct Args {
     /// Most tokens of a conversation [default: what the models were trained for, at most 4096].
     #[arg(long)]
     context: Option<u64>,
+    /// A loopback address that serves `GET /metrics` alone, for a Prometheus that scrapes no sockets [default: none].
+    #[arg(long, value_parser = loopback)]
+    metrics_listen: Option<SocketAddr>,
     #[command(flatten)]
     workers: Workers,
     #[command(subcommand)]
@@ -74,6 +81,14 @@ impl Args {
         config.threads = self.workers.threads.or(config.threads);
         config.pin |= self.workers.pinned;
         Ok(config)
+    }
+}
+
+fn loopback(text: &str) -> Result<SocketAddr, String> {
+    let address: SocketAddr = text.parse().map_err(|error| format!("{error}; for example 127.0.0.1:9753"))?;
+    match address.ip().is_loopback() {
+        true => Ok(address),
+        false => Err(format!("{address} is no loopback address")),
     }
 }
 
@@ -113,6 +128,7 @@ fn run(args: &Args) -> Result<()> {
         println!("the configuration is good: {} on {}, budget {budget}", ladder.name(), config.socket.display());
         return Ok(());
     }
+    let (passed, metrics) = (systemd::passed_socket().context("the socket that was passed")?, Metrics::new());
     let scheduler = config.scheduler(memory::total().unwrap_or(Bytes::MAX));
     let mut engine = Engine::new(ladder.clone(), scheduler, config.engine())?;
     let tenant = engine.register(&config.default_tenant.name, spec);
@@ -123,12 +139,20 @@ fn run(args: &Args) -> Result<()> {
     let watched = Watched::start(sources, engine.interrupt().clone())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let listener = bind(&config.socket)?;
-        let mode = std::fs::Permissions::from_mode(config.socket_mode.bits());
-        std::fs::set_permissions(&config.socket, mode)
-            .with_context(|| format!("cannot set the mode of {}", config.socket.display()))?;
+        // First, for it can fail and leaves nothing behind.
+        let scraped = match args.metrics_listen {
+            Some(address) => Some(TcpListener::bind(address).await.with_context(|| format!("cannot bind {address}"))?),
+            None => None,
+        };
+        let activated = passed.is_some();
+        let listener = match passed {
+            Some(socket) => UnixListener::from_std(socket)?,
+            None => bind_with_mode(&config)?,
+        };
         let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        let (client, ended) = EngineClient::start(engine, watched, config.workers())?;
+        metrics.record(&Event::Start(start(&ladder, &engine, 0)));
+        let watch = Watch::new(metrics.clone());
+        let (client, ended) = EngineClient::start(engine, watched, config.workers(), watch)?;
         let service = Service {
             ladder: ladder.clone(),
             engine: client.clone(),
@@ -138,11 +162,26 @@ fn run(args: &Args) -> Result<()> {
             profiles: config.profiles.clone(),
         };
         let reaper = tokio::spawn(end_leases(tenants, client.clone()));
+        if let Some(listener) = &scraped {
+            eprintln!("moltd: metrics on http://{}/metrics", listener.local_addr()?);
+        }
         eprintln!("moltd: serving {} on {}, budget {budget}", ladder.name(), config.socket.display());
+        systemd::status(&format!("serving {}, budget {budget}", ladder.name()));
+        let upkeep = metrics.clone();
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(metrics::UPKEEP).await;
+                upkeep.upkeep();
+            }
+        });
+        if let Some(listener) = scraped {
+            tokio::spawn(metrics::serve(listener, metrics.clone()));
+        }
+        let routes = router(Arc::new(service)).merge(metrics::routes(metrics));
         let (stop, stopped) = tokio::sync::watch::channel(false);
         let mut asked = stopped.clone();
         let mut served = tokio::spawn(
-            axum::serve(listener, router(Arc::new(service)).into_make_service_with_connect_info::<Peer>())
+            axum::serve(listener, routes.into_make_service_with_connect_info::<Peer>())
                 .with_graceful_shutdown(async move {
                     // Whether it was asked or the asker is gone: stop.
                     let _asked = asked.wait_for(|stop| *stop).await;
@@ -158,15 +197,28 @@ fn run(args: &Args) -> Result<()> {
         // Streams end with the engine, and whoever waits for a whole answer is told so. A client that stalls does not
         // hold the daemon up for longer than this.
         reaper.abort();
+        systemd::stopping();
         client.stop();
         stop.send_replace(true);
         if !served.is_finished() && tokio::time::timeout(GRACE, &mut served).await.is_err() {
             eprintln!("moltd: some clients did not finish within {} s", GRACE.as_secs());
             served.abort();
         }
-        std::fs::remove_file(&config.socket).with_context(|| format!("cannot remove {}", config.socket.display()))?;
+        // A socket that was passed belongs to who passed it, and goes on collecting clients.
+        if !activated {
+            std::fs::remove_file(&config.socket)
+                .with_context(|| format!("cannot remove {}", config.socket.display()))?;
+        }
         outcome
     })
+}
+
+/// Binds the socket and gives it its mode.
+fn bind_with_mode(config: &ServiceConfig) -> Result<UnixListener> {
+    let listener = bind(&config.socket)?;
+    std::fs::set_permissions(&config.socket, std::fs::Permissions::from_mode(config.socket_mode.bits()))
+        .with_context(|| format!("cannot set the mode of {}", config.socket.display()))?;
+    Ok(listener)
 }
 
 /// Ends registrations that nobody has used for the grace time.

@@ -3,14 +3,14 @@
 use std::time::Instant;
 
 use molt_kv::cache::KvCache;
-use molt_kv::carry::{self, CarryError, CarryReport, CarrySettings};
+use molt_kv::carry::{self, CarryError, CarryReport, CarrySettings, Route};
 use molt_kv::decoder::Decoder as _;
 use molt_kv::keepsake::Keepsake;
 use molt_scheduler::SequenceId;
 use molt_scheduler::units::{RungIdx, Tokens};
 
 use crate::engine::{Effort, Engine, Loaded, PACE_TOKENS, chain, ms_since};
-use crate::event::{Event, Switch};
+use crate::event::{Event, Switch, TroubleKind};
 
 impl Engine {
     /// Moves a sequence to another rung whose weights are loaded. The old cache goes only when the new one has been
@@ -29,6 +29,7 @@ impl Engine {
                 Ok((cache, report, carry_ms)) => {
                     let switch = Switch {
                         tenant: sequence.tenant.clone(),
+                        class: sequence.class,
                         from,
                         to,
                         route: report.route,
@@ -48,7 +49,7 @@ impl Engine {
                     self.tell(Some(id), Event::Switch(switch));
                 }
                 Err(error) => {
-                    failures.push(format!("reading again: {}", chain(&error)));
+                    failures.push((Some(Route::Reread), chain(&error)));
                     // Nothing is lost: the tokens are there, and the scheduler sees an unread prompt.
                     sequence.cache = KvCache::new(loaded.model.cache_shape(), limit, &self.ledger).ok();
                     sequence.read = 0;
@@ -57,20 +58,29 @@ impl Engine {
         }
         sequence.rung = to;
         self.sequences.insert(id, sequence);
-        for failure in failures {
-            self.trouble(format!("a carry from {from} to {to} failed and the next route was taken: {failure}"));
+        for (route, failure) in failures {
+            let (kind, what) = match route {
+                Some(Route::Identity) => (TroubleKind::Carry, "taking the cache as it is"),
+                Some(Route::Bridge) => (TroubleKind::Carry, "the bridge"),
+                Some(Route::Keepsake) => (TroubleKind::Carry, "the keepsake"),
+                Some(Route::Reread) => (TroubleKind::Carry, "reading again"),
+                None => (TroubleKind::Keepsake, "keeping what was left behind"),
+            };
+            let then = if route.is_some() { ", and the next route was taken" } else { "" };
+            let message = format!("in a carry from {from} to {to} {what} failed{then}: {failure}");
+            self.tell(None, Event::Trouble { kind, route, message });
         }
     }
 
     /// The routes in order of cost: identity, keepsake, bridge, reading again. Returns the new cache, what was done,
-    /// and the milliseconds of the carry alone.
+    /// and the milliseconds of the carry alone. Failures name their route; that of a keepsake's writing is none.
     fn routes(
         &self,
         old: KvCache,
         keepsakes: &mut Vec<Keepsake>,
         (from, to): (RungIdx, RungIdx),
         loaded: &Loaded,
-        failures: &mut Vec<String>,
+        failures: &mut Vec<(Option<Route>, String)>,
     ) -> Result<(KvCache, CarryReport, f64), CarryError> {
         let started = Instant::now();
         let model = &loaded.model;
@@ -84,7 +94,7 @@ impl Engine {
             if keepsake.is_prefix_of(old.slots()) {
                 match carry::restore(&mut keepsake, old.slots(), old.limit(), model, &self.ledger, &self.calm) {
                     Ok((cache, report)) => return Ok((cache, report, ms_since(started))),
-                    Err(error) => failures.push(format!("keepsake: {}", chain(&error))),
+                    Err(error) => failures.push((Some(Route::Keepsake), chain(&error))),
                 }
             }
         }
@@ -99,7 +109,7 @@ impl Engine {
                 }
             };
             let done = carry::carry(bridge, (&old, rope), model, settings, &self.ledger, &self.calm);
-            done.map_err(|error| failures.push(format!("bridge: {}", chain(&error)))).ok()
+            done.map_err(|error| failures.push((Some(Route::Bridge), chain(&error)))).ok()
         });
         let (cache, report) = match carried {
             Some(done) => done,
@@ -110,7 +120,7 @@ impl Engine {
         if let (true, Some(folder), Some(rung)) = (to > from, &self.settings.keepsakes, rung) {
             match Keepsake::save(&old, rung.source(), folder) {
                 Ok(keepsake) => keepsakes.push(keepsake),
-                Err(error) => failures.push(format!("no keepsake was kept: {}", chain(&error))),
+                Err(error) => failures.push((None, chain(&error))),
             }
         }
         Ok((cache, report, carry_ms))

@@ -15,21 +15,21 @@ use molt_kv::bridge::Bridge;
 use molt_kv::cache::KvCache;
 use molt_kv::carry::CarrySettings;
 use molt_kv::decoder::{Decoder as _, StopFlag};
-use molt_kv::ledger::Ledger;
+use molt_kv::ledger::{Kind, Ledger};
 use molt_kv::region::trim_heap;
 use molt_kv::rope::Rope;
 use molt_models::{Ladder, Model, ModelError, Part};
 use molt_scheduler::units::{Bytes, RungIdx, Time, Tokens};
 use molt_scheduler::{
-    Action, Config, LadderCost, LadderCostError, LeverKind, Observation, Plan, Progress, Refusal, Request, RungCost,
-    Scheduler, SequenceId, Step, TenantId, TenantSpec,
+    Action, Class, Config, LadderCost, LadderCostError, LeverKind, Observation, Plan, Progress, Refusal, Request,
+    RungCost, Scheduler, SequenceId, Step, TenantId, TenantSpec,
 };
 
 pub use heal::HealSettings;
 pub use sequence::AnswerRequest;
 use sequence::Sequence;
 
-use crate::event::{Event, FinishReason};
+use crate::event::{Event, FinishReason, TroubleKind, UsageByKind};
 use crate::memory::{resident_files, resident_set};
 
 /// How much of a carry over a bridge is done before the next token, and so how much is left to healing.
@@ -103,7 +103,7 @@ pub struct Engine {
     ropes: Vec<Rope>,
     loaded: BTreeMap<RungIdx, Loaded>,
     sequences: BTreeMap<SequenceId, Sequence>,
-    tenants: BTreeMap<TenantId, String>,
+    tenants: BTreeMap<TenantId, (String, Class)>,
     /// The budget that was told last.
     budget: Option<Bytes>,
     /// Tokens read in the last round.
@@ -212,8 +212,9 @@ impl Engine {
 
     /// Registers a tenant.
     pub fn register(&mut self, name: &str, spec: TenantSpec) -> TenantId {
+        let class = spec.class;
         let id = self.scheduler.register(spec);
-        self.tenants.insert(id, name.to_owned());
+        self.tenants.insert(id, (name.to_owned(), class));
         id
     }
 
@@ -229,16 +230,30 @@ impl Engine {
     pub fn submit(&mut self, tenant: TenantId, request: AnswerRequest, now: Time) -> Result<SequenceId, Refusal> {
         let prompt = Tokens::from(request.prompt.len());
         let claim = Request { tenant, prompt, pinned: request.pinned, answer: request.answer };
-        let id = self.scheduler.submit(claim, now)?;
-        let name = self.tenants.get(&tenant).cloned().unwrap_or_default();
-        self.sequences.insert(id, Sequence::new(name, request));
-        Ok(id)
+        let (name, class) = match self.tenants.get(&tenant) {
+            Some((name, class)) => (name.clone(), *class),
+            // The scheduler refuses it.
+            None => (String::new(), Class::Batch),
+        };
+        match self.scheduler.submit(claim, now) {
+            Ok(id) => {
+                self.tell(Some(id), Event::Asked { tenant: name.clone(), class, prompt_tokens: prompt });
+                self.sequences.insert(id, Sequence::new(name, class, request));
+                Ok(id)
+            }
+            Err(refusal) => {
+                self.tell(None, Event::Refused { tenant: name, reason: reason(&refusal) });
+                Err(refusal)
+            }
+        }
     }
 
     /// Ends a sequence because its client left; its memory is free at once.
     pub fn cancel(&mut self, sequence: SequenceId) {
         self.scheduler.cancel(sequence);
-        self.sequences.remove(&sequence);
+        let Some(left) = self.sequences.remove(&sequence).filter(|left| left.finished().is_none()) else { return };
+        let (tenant, class, tokens) = (left.tenant.clone(), left.class, left.answered());
+        self.tell(Some(sequence), Event::Cancelled { tenant, class, tokens });
     }
 
     /// Whether the last round read anything, so that one without a token of an answer was no idle one.
@@ -278,7 +293,21 @@ impl Engine {
         }
         let (rss_bytes, rss_file_bytes) = (resident_set(), resident_files());
         let drift_bytes = self.scheduler.drift();
-        self.tell(None, Event::Sample { usage_bytes, budget_bytes: budget, rss_bytes, rss_file_bytes, drift_bytes });
+        let (by_kind, sequences, enforce_ms) = (self.by_kind(), self.scheduler.census(), ms_since(signal));
+        let budget_bytes = budget;
+        self.tell(
+            None,
+            Event::Sample {
+                usage_bytes,
+                budget_bytes,
+                rss_bytes,
+                rss_file_bytes,
+                drift_bytes,
+                by_kind,
+                sequences,
+                enforce_ms,
+            },
+        );
         self.read_tokens = 0;
         for rung in self.loaded.keys().copied().collect::<Vec<_>>() {
             self.step_together(rung, plan.steps());
@@ -304,7 +333,10 @@ impl Engine {
                     }
                     Err(error) => {
                         self.scheduler.load_failed(rung, now);
-                        self.trouble(format!("{rung} could not be loaded: {}; it is tried again", chain(&error)));
+                        self.trouble(
+                            TroubleKind::Load,
+                            format!("{rung} could not be loaded: {}; it is tried again", chain(&error)),
+                        );
                     }
                 }
             }
@@ -317,15 +349,15 @@ impl Engine {
                 let cache = self.sequences.get_mut(&sequence).and_then(|s| s.cache.as_mut());
                 let shed = cache.map(|c| c.shed(usize::from(from)..usize::from(from + tokens)));
                 if let Some(Err(error)) = shed {
-                    self.trouble(format!("nothing was shed: {error}"));
+                    self.trouble(TroubleKind::Shed, format!("nothing was shed: {error}"));
                 }
             }
             Action::Admit { sequence, rung } => self.admit(sequence, rung),
             // Where the load failed the scheduler has parked it again.
             Action::Unpark { rung, .. } if !self.loaded.contains_key(&rung) => {}
             Action::Unpark { sequence, rung } => {
-                let tenant = self.tenant_of(sequence);
-                self.tell(Some(sequence), Event::Unpark { tenant, rung });
+                let (tenant, class) = self.tenant_of(sequence);
+                self.tell(Some(sequence), Event::Unpark { tenant, class, rung });
             }
         }
     }
@@ -337,9 +369,10 @@ impl Engine {
     }
 
     fn admit(&mut self, id: SequenceId, rung: RungIdx) {
-        if let Some(sequence) = self.sequences.get_mut(&id) {
-            sequence.rung = rung;
-        }
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        sequence.rung = rung;
+        let (tenant, class, wait_ms) = (sequence.tenant.clone(), sequence.class, ms_since(sequence.asked));
+        self.tell(Some(id), Event::Admitted { tenant, class, rung, wait_ms });
     }
 
     /// Everybody on a rung steps in one pass: the weights are read once for all of them.
@@ -360,8 +393,8 @@ impl Engine {
                 Ok(cache) => stepping.push(Stepping { id: step.sequence, tokens, cache }),
                 // Address space, not memory, has run out; the next round tries again.
                 Err(error) => {
-                    self.events
-                        .push((None, Event::Trouble { message: format!("no cache for a sequence yet: {error}") }));
+                    let (kind, message) = (TroubleKind::Cache, format!("no cache for a sequence yet: {error}"));
+                    self.events.push((None, Event::Trouble { kind, route: None, message }));
                 }
             }
         }
@@ -398,12 +431,16 @@ impl Engine {
                 return;
             };
             let text = sequence.sample(logits, tokenizer);
-            let tenant = sequence.tenant.clone();
-            if sequence.finished() != Some(FinishReason::Stop) || !text.is_empty() {
-                events.push((Some(id), Event::Token { tenant: tenant.clone(), text, rung }));
+            let (tenant, class, nth) = (sequence.tenant.clone(), sequence.class, sequence.answered());
+            let ended = sequence.finished() == Some(FinishReason::Stop);
+            let waited = std::mem::replace(&mut sequence.last_token, Instant::now()).elapsed();
+            let wait_ms = (!ended).then_some(waited.as_secs_f64() * 1e3);
+            if !ended || !text.is_empty() {
+                events.push((Some(id), Event::Token { tenant: tenant.clone(), class, nth, wait_ms, text, rung }));
             }
             if let Some(reason) = sequence.finished() {
-                events.push((Some(id), Event::Finished { tenant, tokens: sequence.answered(), reason }));
+                let total_ms = ms_since(sequence.asked);
+                events.push((Some(id), Event::Finished { tenant, class, tokens: nth, reason, total_ms }));
             }
         });
         match read {
@@ -411,33 +448,56 @@ impl Engine {
             Err(ModelError::Stopped(_)) => {
                 self.tell(None, Event::GivenUp { rung, tokens: Tokens::from(pass), given_up_ms: ms_since(started) });
             }
-            Err(error) => self.trouble(format!("a step failed and is repeated: {error}")),
+            Err(error) => self.trouble(TroubleKind::Step, format!("a step failed and is repeated: {error}")),
         }
     }
 
     /// Levers are told before the plan is executed: a reader sees why before what.
     fn tell_lever(&mut self, action: Action) {
-        let (kind, sequence, bytes) = match action {
-            Action::Defer { sequence, .. } => (LeverKind::Defer, sequence, Bytes::ZERO),
-            Action::Demote { sequence, frees, .. } => (LeverKind::Demote, sequence, frees),
-            Action::Park { sequence, frees, .. } => (LeverKind::Park, sequence, frees),
-            Action::Shed { sequence, frees, .. } => (LeverKind::Shed, sequence, frees),
+        let (kind, sequence, bytes, tokens) = match action {
+            Action::Defer { sequence, .. } => (LeverKind::Defer, sequence, Bytes::ZERO, Tokens::ZERO),
+            Action::Demote { sequence, frees, .. } => (LeverKind::Demote, sequence, frees, Tokens::ZERO),
+            Action::Park { sequence, frees, .. } => (LeverKind::Park, sequence, frees, Tokens::ZERO),
+            Action::Shed { sequence, frees, tokens, .. } => (LeverKind::Shed, sequence, frees, tokens),
             _ => return,
         };
-        let tenant = self.tenant_of(sequence);
-        self.tell(Some(sequence), Event::Lever { kind, tenant, bytes });
+        let (tenant, class) = self.tenant_of(sequence);
+        self.tell(Some(sequence), Event::Lever { kind, tenant, class, bytes, tokens });
     }
 
-    fn tenant_of(&self, sequence: SequenceId) -> String {
-        self.sequences.get(&sequence).map(|s| s.tenant.clone()).unwrap_or_default()
+    fn tenant_of(&self, sequence: SequenceId) -> (String, Class) {
+        self.sequences.get(&sequence).map_or((String::new(), Class::Batch), |s| (s.tenant.clone(), s.class))
     }
 
-    fn trouble(&mut self, message: String) {
-        self.tell(None, Event::Trouble { message });
+    fn by_kind(&self) -> UsageByKind {
+        UsageByKind {
+            weights_bytes: self.ledger.used(Kind::Weights),
+            cache_bytes: self.ledger.used(Kind::Cache),
+            scratch_bytes: self.ledger.used(Kind::Scratch),
+            bridge_bytes: self.ledger.used(Kind::Bridge),
+            overhead_bytes: self.overhead,
+        }
+    }
+
+    fn trouble(&mut self, kind: TroubleKind, message: String) {
+        self.tell(None, Event::Trouble { kind, route: None, message });
     }
 
     fn tell(&mut self, sequence: Option<SequenceId>, event: Event) {
         self.events.push((sequence, event));
+    }
+}
+
+/// A refusal in one word.
+fn reason(refusal: &Refusal) -> &'static str {
+    match refusal {
+        Refusal::UnknownTenant { .. } => "unknown_tenant",
+        Refusal::EmptyPrompt => "empty_prompt",
+        Refusal::OverContext { .. } => "over_context",
+        Refusal::OverQuota { .. } => "over_quota",
+        Refusal::NeverFits { .. } => "never_fits",
+        Refusal::QueueFull { .. } => "queue_full",
+        Refusal::TenantQueueFull { .. } => "tenant_queue_full",
     }
 }
 

@@ -1,11 +1,13 @@
 //! One conversation in the engine: its tokens, its cache, and how its next token is chosen.
 
+use std::time::Instant;
+
 use molt_kv::cache::KvCache;
 use molt_kv::keepsake::Keepsake;
 use molt_models::sampling::{Sampler, SamplingSettings};
 use molt_models::{TextStream, Tokenizer};
 use molt_scheduler::units::{RungIdx, Tokens};
-use molt_scheduler::{Progress, SequenceId};
+use molt_scheduler::{Class, Progress, SequenceId};
 
 use crate::engine::heal::Healing;
 use crate::engine::stop::StopText;
@@ -32,6 +34,11 @@ pub struct AnswerRequest {
 #[derive(Debug)]
 pub(super) struct Sequence {
     pub(super) tenant: String,
+    pub(super) class: Class,
+    /// When it was asked for.
+    pub(super) asked: Instant,
+    /// When its last token was chosen; until there is one, when it was asked for.
+    pub(super) last_token: Instant,
     /// Prompt and answer.
     pub(super) tokens: Vec<u32>,
     prompt: usize,
@@ -54,9 +61,13 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    pub(super) fn new(tenant: String, request: AnswerRequest) -> Self {
+    pub(super) fn new(tenant: String, class: Class, request: AnswerRequest) -> Self {
+        let asked = Instant::now();
         Self {
             tenant,
+            class,
+            asked,
+            last_token: asked,
             prompt: request.prompt.len(),
             tokens: request.prompt,
             answer: usize::from(request.answer),

@@ -12,6 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::budget::Watched;
 use crate::engine::{AnswerRequest, Engine};
 use crate::event::Event;
+use crate::service::Watch;
 use crate::workers::Workers;
 
 /// Commands that may wait for the engine; whoever sends more waits.
@@ -43,12 +44,17 @@ pub struct EngineGone;
 
 impl EngineClient {
     /// Starts the thread. The receiver hears when it has stopped, or fails when it stopped by itself.
-    pub fn start(engine: Engine, budget: Watched, workers: Workers) -> std::io::Result<(Self, oneshot::Receiver<()>)> {
+    pub fn start(
+        engine: Engine,
+        budget: Watched,
+        workers: Workers,
+        watch: Watch,
+    ) -> std::io::Result<(Self, oneshot::Receiver<()>)> {
         let (commands, taken) = bounded(COMMANDS);
         let (alive, ended) = oneshot::channel();
         let pool = workers.pool().map_err(std::io::Error::other)?;
         let thread = std::thread::Builder::new().name("molt-engine".to_owned()).spawn(move || {
-            let run = Run { engine, budget, readers: BTreeMap::new(), started: Instant::now() };
+            let run = Run { engine, budget, watch, readers: BTreeMap::new(), started: Instant::now() };
             pool.install(|| run.until_stopped(&taken));
             // Said only by an orderly end; a panic drops it unsaid. Where nobody listens the program is ending.
             let _unheard = alive.send(());
@@ -113,6 +119,7 @@ fn log(event: &Event) {
 struct Run {
     engine: Engine,
     budget: Watched,
+    watch: Watch,
     readers: BTreeMap<SequenceId, mpsc::Sender<Event>>,
     started: Instant,
 }
@@ -120,7 +127,8 @@ struct Run {
 impl Run {
     fn until_stopped(mut self, commands: &Receiver<Command>) {
         let mut told = Vec::new();
-        let mut pause = IDLE;
+        // The first round says that the service is ready.
+        let mut pause = Duration::ZERO;
         loop {
             match commands.recv_timeout(pause) {
                 Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => return,
@@ -143,6 +151,7 @@ impl Run {
             self.engine.round(now, budget, &mut told);
             let mut stepped = false;
             for (sequence, event) in told.drain(..) {
+                self.watch.see(&event);
                 stepped |= matches!(event, Event::Token { .. });
                 let Some(sequence) = sequence else {
                     log(&event);

@@ -4,9 +4,11 @@ mod answer;
 mod engine_thread;
 mod http;
 mod tenants;
+mod watch;
 mod wire;
 
 pub use engine_thread::{EngineClient, EngineGone};
 pub use http::{Peer, Service, router};
 pub use tenants::{InFlight, NotServed, TenantClaim, TenantLimits, Tenants, User};
+pub use watch::Watch;
 pub use wire::{BadRequest, ChatRequest, Kind, Prompt};

@@ -217,8 +217,13 @@ impl<'a> Screen<'a> {
             Event::GivenUp { tokens, .. } => {
                 self.line(out, &format!("a step of {tokens} was given up; it is done again"))
             }
-            Event::Trouble { message } => self.line(out, message),
-            Event::Sample { .. } | Event::Finished { .. } => Ok(()),
+            Event::Trouble { message, .. } => self.line(out, message),
+            Event::Sample { .. }
+            | Event::Finished { .. }
+            | Event::Asked { .. }
+            | Event::Refused { .. }
+            | Event::Admitted { .. }
+            | Event::Cancelled { .. } => Ok(()),
             Event::Summary(summary) => {
                 if !self.fresh {
                     writeln!(out)?;

@@ -1,0 +1,28 @@
+//! Who looks on: every event of the engine passes here once, on its way to the streams and the log.
+
+use crate::event::Event;
+use crate::metrics::Metrics;
+use crate::systemd::Heartbeat;
+
+/// Counts what happens and shows that rounds are made.
+#[derive(Debug)]
+pub struct Watch {
+    metrics: Metrics,
+    heartbeat: Heartbeat,
+}
+
+impl Watch {
+    /// Looks on with these counters, and tells the supervisor if there is one.
+    pub fn new(metrics: Metrics) -> Self {
+        Self { metrics, heartbeat: Heartbeat::from_environment() }
+    }
+
+    /// Something happened.
+    pub fn see(&mut self, event: &Event) {
+        self.metrics.record(event);
+        // Each round has one sample.
+        if matches!(event, Event::Sample { .. }) {
+            self.heartbeat.beat();
+        }
+    }
+}
