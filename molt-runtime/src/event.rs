@@ -117,11 +117,12 @@ pub enum Event {
         /// How long it took.
         release_ms: f64,
     },
-    /// A step was given up because memory is wanted; it is done again, and nothing of it was kept.
+    /// A step, or the loading of a bigger rung, was given up because memory is wanted; it is done again, and nothing of it
+    /// was kept.
     GivenUp {
         /// Where.
         rung: RungIdx,
-        /// Tokens that it was reading.
+        /// Tokens that it was reading; none where it was loading.
         tokens: Tokens,
         /// How long it had been at it.
         given_up_ms: f64,

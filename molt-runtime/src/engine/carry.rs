@@ -9,7 +9,8 @@ use molt_kv::keepsake::Keepsake;
 use molt_scheduler::SequenceId;
 use molt_scheduler::units::{RungIdx, Tokens};
 
-use crate::engine::{Effort, Engine, Loaded, PACE_TOKENS, chain, ms_since};
+use crate::engine::step::PACE_TOKENS;
+use crate::engine::{Effort, Engine, Loaded, chain, ms_since};
 use crate::event::{Event, Switch, TroubleKind};
 
 impl Engine {

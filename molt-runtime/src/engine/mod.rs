@@ -4,6 +4,7 @@
 mod carry;
 mod heal;
 mod sequence;
+mod step;
 mod stop;
 
 use std::collections::BTreeMap;
@@ -12,24 +13,23 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use molt_kv::bridge::Bridge;
-use molt_kv::cache::KvCache;
 use molt_kv::carry::CarrySettings;
-use molt_kv::decoder::{Decoder as _, StopFlag};
+use molt_kv::decoder::StopFlag;
 use molt_kv::ledger::{Kind, Ledger};
 use molt_kv::region::trim_heap;
 use molt_kv::rope::Rope;
-use molt_models::{Ladder, Model, ModelError, Part};
+use molt_models::{Ladder, Model, ModelError};
 use molt_scheduler::units::{Bytes, RungIdx, Time, Tokens};
 use molt_scheduler::{
     Action, Class, Config, LadderCost, LadderCostError, LeverKind, Observation, Plan, Progress, Refusal, Request,
-    RungCost, Scheduler, SequenceId, Step, TenantId, TenantSpec,
+    RungCost, Scheduler, SequenceId, TenantId, TenantSpec,
 };
 
 pub use heal::HealSettings;
 pub use sequence::AnswerRequest;
 use sequence::Sequence;
 
-use crate::event::{Event, FinishReason, TroubleKind, UsageByKind};
+use crate::event::{Event, TroubleKind, UsageByKind};
 use crate::memory::{resident_files, resident_set};
 
 /// How much of a carry over a bridge is done before the next token, and so how much is left to healing.
@@ -120,16 +120,6 @@ pub struct Engine {
 
 /// A measured budget moves all the time; what is less than this part of the one last told is not told.
 const TOLD_SHARE: u64 = 64;
-
-/// Tokens of a pass from which on its time says how fast this machine computes: with fewer, memory sets the pace.
-const PACE_TOKENS: usize = 32;
-
-/// A sequence in the middle of a step.
-struct Stepping {
-    id: SequenceId,
-    tokens: Vec<u32>,
-    cache: KvCache,
-}
 
 /// What happened, and to which sequence if to one.
 pub type Told = (Option<SequenceId>, Event);
@@ -285,7 +275,7 @@ impl Engine {
             self.tell_lever(*action);
         }
         for action in plan.actions() {
-            self.execute(*action, now, signal, pressure);
+            self.execute(*action, plan.actions(), now, signal, pressure);
         }
         let usage_bytes = self.usage();
         if !plan.actions().is_empty() {
@@ -317,7 +307,8 @@ impl Engine {
         events.append(&mut self.events);
     }
 
-    fn execute(&mut self, action: Action, now: Time, signal: Instant, pressure: f64) {
+    /// One of the plan's actions.
+    fn execute(&mut self, action: Action, actions: &[Action], now: Time, signal: Instant, pressure: f64) {
         match action {
             Action::Release { rung, frees } => {
                 let started = Instant::now();
@@ -326,10 +317,18 @@ impl Engine {
             }
             Action::Load { rung, takes } => {
                 let started = Instant::now();
-                match self.load(rung) {
+                // A rung that somebody goes down to gives memory back; it is loaded to the end.
+                let down = |action: &Action| matches!(action, Action::Demote { to, .. } if *to == rung);
+                let stop = if actions.iter().any(down) { self.calm.clone() } else { self.stop.clone() };
+                match self.load(rung, &stop) {
                     Ok(loaded) => {
                         self.loaded.insert(rung, loaded);
                         self.tell(None, Event::Load { rung, bytes: takes, load_ms: ms_since(started) });
+                    }
+                    Err(ModelError::Stopped(_)) => {
+                        self.scheduler.load_failed(rung, now);
+                        let given_up_ms = ms_since(started);
+                        self.tell(None, Event::GivenUp { rung, tokens: Tokens::ZERO, given_up_ms });
                     }
                     Err(error) => {
                         self.scheduler.load_failed(rung, now);
@@ -362,9 +361,9 @@ impl Engine {
         }
     }
 
-    fn load(&self, rung: RungIdx) -> Result<Loaded, ModelError> {
+    fn load(&self, rung: RungIdx, stop: &StopFlag) -> Result<Loaded, ModelError> {
         let Some(entry) = self.ladder.rung(rung) else { unreachable!("the scheduler plans only rungs of the ladder") };
-        let model = entry.load(&self.ledger, &self.stop)?;
+        let model = entry.load(&self.ledger, stop)?;
         Ok(Loaded { model, bridges: bridges_to(&self.ladder, rung, &self.ledger)? })
     }
 
@@ -373,83 +372,6 @@ impl Engine {
         sequence.rung = rung;
         let (tenant, class, wait_ms) = (sequence.tenant.clone(), sequence.class, ms_since(sequence.asked));
         self.tell(Some(id), Event::Admitted { tenant, class, rung, wait_ms });
-    }
-
-    /// Everybody on a rung steps in one pass: the weights are read once for all of them.
-    fn step_together(&mut self, rung: RungIdx, steps: &[Step]) {
-        let Some(loaded) = self.loaded.get(&rung) else { return };
-        let mut stepping = Vec::new();
-        for step in steps.iter().filter(|step| step.rung == rung) {
-            let Some(sequence) = self.sequences.get_mut(&step.sequence).filter(|s| s.rung == rung) else { continue };
-            let tokens = sequence.next_tokens(step.tokens).to_vec();
-            if tokens.is_empty() {
-                continue;
-            }
-            let cache = match sequence.cache.take() {
-                Some(cache) => Ok(cache),
-                None => KvCache::new(loaded.model.cache_shape(), sequence.limit(), &self.ledger),
-            };
-            match cache {
-                Ok(cache) => stepping.push(Stepping { id: step.sequence, tokens, cache }),
-                // Address space, not memory, has run out; the next round tries again.
-                Err(error) => {
-                    let (kind, message) = (TroubleKind::Cache, format!("no cache for a sequence yet: {error}"));
-                    self.events.push((None, Event::Trouble { kind, route: None, message }));
-                }
-            }
-        }
-        if stepping.is_empty() {
-            return;
-        }
-        let mut parts: Vec<Part<'_>> =
-            stepping.iter_mut().map(|s| Part { tokens: &s.tokens, cache: &mut s.cache }).collect();
-        let started = Instant::now();
-        let read = loaded.model.read_together(&mut parts, &self.stop);
-        let pass: usize = stepping.iter().map(|stepping| stepping.tokens.len()).sum();
-        if pass >= PACE_TOKENS && read.is_ok() {
-            let context = stepping.iter().map(|stepping| stepping.cache.len()).sum::<usize>() / stepping.len();
-            let flops = loaded.model.flops(loaded.model.config().layers, pass, context);
-            self.flops_per_ms = Some(flops / ms_since(started).max(f64::MIN_POSITIVE));
-        }
-        // Of those who have read everything so far, the hidden states of their last tokens.
-        let (mut hidden, mut choosing) = (Vec::new(), Vec::new());
-        let width = loaded.model.config().width;
-        for (index, Stepping { id, tokens, cache }) in stepping.into_iter().enumerate() {
-            let Some(sequence) = self.sequences.get_mut(&id) else { continue };
-            sequence.cache = Some(cache);
-            let Ok(last) = &read else { continue };
-            sequence.read += tokens.len();
-            self.read_tokens += tokens.len();
-            if sequence.may_sample() {
-                hidden.extend_from_slice(&last[index * width..(index + 1) * width]);
-                choosing.push(id);
-            }
-        }
-        let (tokenizer, sequences, events) = (self.ladder.tokenizer(), &mut self.sequences, &mut self.events);
-        loaded.model.with_each_logits(&hidden, |at, logits| {
-            let Some((id, sequence)) = choosing.get(at).and_then(|id| Some((*id, sequences.get_mut(id)?))) else {
-                return;
-            };
-            let text = sequence.sample(logits, tokenizer);
-            let (tenant, class, nth) = (sequence.tenant.clone(), sequence.class, sequence.answered());
-            let ended = sequence.finished() == Some(FinishReason::Stop);
-            let waited = std::mem::replace(&mut sequence.last_token, Instant::now()).elapsed();
-            let wait_ms = (!ended).then_some(waited.as_secs_f64() * 1e3);
-            if !ended || !text.is_empty() {
-                events.push((Some(id), Event::Token { tenant: tenant.clone(), class, nth, wait_ms, text, rung }));
-            }
-            if let Some(reason) = sequence.finished() {
-                let total_ms = ms_since(sequence.asked);
-                events.push((Some(id), Event::Finished { tenant, class, tokens: nth, reason, total_ms }));
-            }
-        });
-        match read {
-            Ok(_) => {}
-            Err(ModelError::Stopped(_)) => {
-                self.tell(None, Event::GivenUp { rung, tokens: Tokens::from(pass), given_up_ms: ms_since(started) });
-            }
-            Err(error) => self.trouble(TroubleKind::Step, format!("a step failed and is repeated: {error}")),
-        }
     }
 
     /// Levers are told before the plan is executed: a reader sees why before what.

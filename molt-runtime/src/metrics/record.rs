@@ -169,9 +169,13 @@ fn standing(class: &'static str, standing: Standing) {
 /// Makes what can be made before anything happens.
 pub(super) fn zeroes() {
     let none = |name: &'static str, labels: &[(&'static str, &'static str)]| counter!(name, labels).absolute(0);
-    for name in
-        ["molt_rounds_total", "molt_budget_changes_total", "molt_reread_tokens_total", "molt_healed_tokens_total"]
-    {
+    for name in [
+        "molt_rounds_total",
+        "molt_budget_changes_total",
+        "molt_given_up_steps_total",
+        "molt_reread_tokens_total",
+        "molt_healed_tokens_total",
+    ] {
         none(name, &[]);
     }
     for class in CLASSES.map(class_name) {
