@@ -22,13 +22,13 @@ macro_rules! texts {
 const CALIBRATION: &[(&str, &str)] = texts!("calibration":
     "address-1905.txt", "address-1912.txt", "address-1926.txt", "address-1938.txt", "address-1946.txt",
     "address-1954.txt", "address-1962.txt", "address-1968.txt", "address-1975.txt", "address-1982.txt",
-    "address-1990.txt", "cache.rs", "chat.txt", "levers.rs", "model.rs", "moby-dick-part-1.txt", "tokenizer.rs",
+    "address-1990.txt", "cache.rs.txt", "chat.txt", "levers.rs.txt", "model.rs.txt", "moby-dick-part-1.txt", "tokenizer.rs.txt",
 );
 
 /// To be judged on: kinds of text alternate, so that the first few are a mix.
 const HELD_OUT: &[(&str, &str)] = texts!("held-out":
-    "address-1936.txt", "replay_text.rs", "moby-dick-part-2.txt", "chat.txt", "address-1998.txt", "tenants.rs",
-    "address-1909.txt", "address-2016.txt", "execute.rs", "address-1961.txt", "address-1980.txt", "address-2005.txt",
+    "address-1936.txt", "replay_text.rs.txt", "moby-dick-part-2.txt", "chat.txt", "address-1998.txt", "tenants.rs.txt",
+    "address-1909.txt", "address-2016.txt", "execute.rs.txt", "address-1961.txt", "address-1980.txt", "address-2005.txt",
     "address-1948.txt", "address-1993.txt", "address-2011.txt",
 );
 

@@ -191,7 +191,7 @@ fn store(sums: &mut [f32; LANES], value: __m256) {
     unsafe { _mm256_storeu_ps(sums.as_mut_ptr(), value) }
 }
 
-/// Both bytes' worth: the 2-byte floats in the low halves of all words, and those in the high halves.
+/// The 2-byte floats in the low halves of all words, and those in the high halves.
 #[target_feature(enable = "avx2,f16c")]
 #[inline]
 fn floats(words: __m256i) -> (__m256, __m256) {
