@@ -65,6 +65,9 @@ struct Job<'a> {
 /// # Panics
 /// Where an output does not hold as many rows as `input`, or the matrices differ in width.
 pub fn multiply_all(input: &[f32], products: &mut [Product<'_, '_>]) {
+    let width = products.first().map_or(0, |product| product.weights.columns);
+    // Rounded inputs are shared: a narrower matrix would be read past the end of its rows.
+    assert!(products.iter().all(|product| product.weights.columns == width), "matrices of different widths");
     let (mut narrow, mut wide): (Option<Activations>, Option<Activations>) = (None, None);
     for Product { weights, output } in &*products {
         let m = input.len() / weights.columns;

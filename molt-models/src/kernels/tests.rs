@@ -225,6 +225,17 @@ proptest! {
     }
 }
 
+/// Each width divides the inputs, so that only the comparison of widths can tell.
+#[test]
+#[should_panic(expected = "matrices of different widths")]
+fn matrices_of_different_widths_are_refused() {
+    let (wide, narrow) = (blocks(Format::Q4K, 8, 512, 1), blocks(Format::Q4K, 8, 256, 2));
+    let product =
+        |columns, bytes, output| Product { weights: Weights::new(Format::Q4K, 8, columns, bytes).unwrap(), output };
+    let (mut one, mut two) = (vec![0.0; 8], vec![0.0; 16]);
+    multiply_all(&values(512, 3), &mut [product(512, &wide, &mut one[..]), product(256, &narrow, &mut two[..])]);
+}
+
 #[test]
 fn candle_multiplies_alike() {
     for (format, dtype) in ALL {
