@@ -68,7 +68,14 @@ fn tenants_register_ask_and_leave() {
         all["data"].as_array().unwrap().iter().map(|t| t["tenant"]["name"].as_str().unwrap()).collect();
     assert_eq!(names[0], "default");
     assert!(names.contains(&"mail") && names.contains(&"index") && !all.to_string().contains("molt-"), "{all}");
+    // Whoever leaves takes its requests along, and they are told.
+    daemon.set_budget(1 << 20);
+    let mut waiting = chunks(daemon.send_as(Some(index), "POST", "/v1/completions", &long));
+    assert_eq!(waiting.next().unwrap()["molt"]["kind"], "defer");
     assert_eq!(daemon.ask_as(Some(index), "DELETE", "/v1/tenants/me", b"").0, 200);
+    let told = waiting.last().unwrap();
+    assert!(told["error"]["message"].as_str().unwrap().contains("its tenant left"), "{told}");
+    daemon.set_budget(256 << 20);
     assert_eq!(ask(index, json!({})).0, 401);
     assert_eq!(register(json!({"name": "third"})).0, 201, "there is room again");
 }

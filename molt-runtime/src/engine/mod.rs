@@ -213,7 +213,9 @@ impl Engine {
         self.scheduler.deregister(tenant);
         self.tenants.remove(&tenant);
         let scheduler = &self.scheduler;
-        self.sequences.retain(|id, _| scheduler.state_of(*id).is_some());
+        let gone: Vec<SequenceId> =
+            self.sequences.keys().copied().filter(|id| scheduler.state_of(*id).is_none()).collect();
+        gone.into_iter().for_each(|id| self.cancel(id));
     }
 
     /// Takes a request; it starts when a round admits it.

@@ -19,7 +19,7 @@ use crate::service::wire::Kind;
 /// A comment goes out when nothing else did for so long, so that a client knows a waiting stream from a dead one.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// What a client is told whose answer has no proper end.
-const CUT_OFF: &str = "the answer was cut off: the service stops, or the stream was read too slowly";
+const CUT_OFF: &str = "the answer was cut off: the service stops, its tenant left, or the stream was read too slowly";
 
 /// What every chunk of an answer repeats.
 pub(super) struct Frame {

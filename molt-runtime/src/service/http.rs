@@ -160,15 +160,19 @@ async fn register(
         Ok(spec) => spec,
         Err((field, reason)) => return bad(field, &reason),
     };
-    if let Err(why) = service.tenants.may_register(peer.user) {
-        return not_served(&why);
-    }
-    match service.engine.register(claim.name.clone(), spec).await {
-        Ok(id) => {
-            let token = service.tenants.register(id, claim.clone(), peer.user);
+    let id = match service.engine.register(claim.name.clone(), spec).await {
+        Ok(id) => id,
+        Err(gone) => return problem(StatusCode::SERVICE_UNAVAILABLE, "stopping", &gone.to_string()),
+    };
+    match service.tenants.register(id, claim.clone(), peer.user) {
+        Ok(token) => {
             (StatusCode::CREATED, Json(json!({"object": "tenant", "tenant": claim, "token": token}))).into_response()
         }
-        Err(gone) => problem(StatusCode::SERVICE_UNAVAILABLE, "stopping", &gone.to_string()),
+        Err(why) => {
+            // Where the engine is gone, so is the tenant.
+            let _gone = service.engine.deregister(id).await;
+            not_served(&why)
+        }
     }
 }
 

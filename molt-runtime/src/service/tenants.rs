@@ -182,26 +182,22 @@ impl Tenants {
         Self { limits, default: Mutex::new(default), by_token: Mutex::default() }
     }
 
-    /// Whether one more may register.
-    pub fn may_register(&self, user: User) -> Result<(), NotServed> {
-        let all = self.by_token.lock();
+    /// Keeps a registration, if one more is allowed, and returns its token. Counted and kept under one lock, so that no
+    /// number of registrations at the same time passes the limits.
+    pub fn register(&self, id: TenantId, claim: TenantClaim, user: User) -> Result<String, NotServed> {
+        let mut all = self.by_token.lock();
         let TenantLimits { registrations, registrations_per_user, .. } = self.limits;
         if all.len() >= registrations {
             return Err(NotServed::Registrations { limit: registrations, of_user: false });
         }
         let own = all.values().filter(|registered| user.is_some() && registered.user == user).count();
-        match own >= registrations_per_user {
-            true => Err(NotServed::Registrations { limit: registrations_per_user, of_user: true }),
-            false => Ok(()),
+        if own >= registrations_per_user {
+            return Err(NotServed::Registrations { limit: registrations_per_user, of_user: true });
         }
-    }
-
-    /// Keeps a registration and returns its token.
-    pub fn register(&self, id: TenantId, claim: TenantClaim, user: User) -> String {
         let token = format!("{TOKEN}{:032x}", rand::rng().random::<u128>());
         let registered = Registered { id, claim, user, in_flight: 0, last_used: Instant::now() };
-        self.by_token.lock().insert(token.clone(), registered);
-        token
+        all.insert(token.clone(), registered);
+        Ok(token)
     }
 
     /// Takes a registration out.
@@ -296,7 +292,7 @@ mod tests {
         let limits = TenantLimits { registrations: 3, registrations_per_user: 2, requests_in_flight: 2, grace_s: 0 };
         let tenants = Arc::new(Tenants::new(id(), own.clone(), limits));
         let (mail, alice, bob) = (id(), Some(1), Some(2));
-        let token = tenants.register(mail, own.clone(), alice);
+        let token = tenants.register(mail, own.clone(), alice).unwrap();
         let enter = |key: Option<&str>, user| tenants.enter(key, user);
         // A filler of a key is the default tenant's, as is none.
         assert_ne!(enter(Some("EMPTY"), bob).unwrap().tenant, mail);
@@ -308,11 +304,12 @@ mod tests {
         assert_eq!(tenants.expired(), [], "not while something is in flight");
         drop(requests);
         assert_eq!(enter(Some(&token), alice).unwrap().tenant, mail);
-        let second = tenants.register(id(), own.clone(), alice);
-        assert!(matches!(tenants.may_register(alice), Err(NotServed::Registrations { of_user: true, .. })));
-        tenants.may_register(bob).unwrap();
-        tenants.register(id(), own, bob);
-        assert!(matches!(tenants.may_register(bob), Err(NotServed::Registrations { of_user: false, .. })));
+        let second = tenants.register(id(), own.clone(), alice).unwrap();
+        let refused = tenants.register(id(), own.clone(), alice).unwrap_err();
+        assert!(matches!(refused, NotServed::Registrations { of_user: true, .. }));
+        tenants.register(id(), own.clone(), bob).unwrap();
+        let refused = tenants.register(id(), own, bob).unwrap_err();
+        assert!(matches!(refused, NotServed::Registrations { of_user: false, .. }));
         assert_eq!(tenants.leave(Some(&second), bob), Err(NotServed::OtherUser));
         tenants.leave(Some(&second), alice).unwrap();
         assert_eq!(tenants.list().len(), 3);
