@@ -13,8 +13,8 @@ use crate::event::Event;
 /// repeated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HealSettings {
-    /// Tokens that are read at a time: what a next token may have to wait for. Eight take little longer than decoding
-    /// one, for the weights are read from memory once for all of them.
+    /// Tokens that are read at a time: what a next token may have to wait for. Eight take between two and three times as
+    /// long as decoding one ("together" of `molt bench`), for the weights are read from memory once for all of them.
     pub tokens: Tokens,
     /// After every so many rounds; 0 heals nothing.
     pub every: u32,
