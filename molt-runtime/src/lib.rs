@@ -1,5 +1,6 @@
 //! The engine of Molt and what stands around it: budgets, traces, demonstrations.
 
+pub mod alarm;
 pub mod bench;
 pub mod budget;
 pub mod calibrate;

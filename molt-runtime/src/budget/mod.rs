@@ -10,8 +10,9 @@ mod strictest;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use molt_kv::decoder::StopFlag;
 use molt_scheduler::units::{Bytes, Time};
+
+use crate::alarm::Alarm;
 
 pub use cgroup::CgroupBudget;
 pub use host::HostBudget;
@@ -23,26 +24,24 @@ pub trait BudgetSource: Send {
     fn budget(&mut self, now: Time) -> Option<Bytes>;
 }
 
-/// A budget that an operator sets, from any thread. A smaller one interrupts what the engine is at.
+/// A budget that an operator sets, from any thread. One that does not hold what is used interrupts the engine.
 #[derive(Debug, Clone)]
 pub struct OperatorBudget {
     budget: Arc<AtomicU64>,
-    interrupt: StopFlag,
+    alarm: Alarm,
 }
 
 impl OperatorBudget {
-    /// Starts at that budget; `interrupt` is the engine's.
-    pub fn new(budget: Bytes, interrupt: StopFlag) -> Self {
-        Self { budget: Arc::new(AtomicU64::new(budget.get())), interrupt }
+    /// Starts at that budget; `alarm` is the engine's.
+    pub fn new(budget: Bytes, alarm: Alarm) -> Self {
+        Self { budget: Arc::new(AtomicU64::new(budget.get())), alarm }
     }
 
-    /// Sets it. The engine sees it at once where it is smaller, and with its next round where it is not.
+    /// Sets it. The engine sees it at once where it uses more, and with its next round where it does not.
     pub fn set(&self, budget: Bytes) {
-        let before = self.budget.swap(budget.get(), Ordering::Relaxed);
-        if budget.get() < before {
-            // After the swap: whoever is interrupted finds the new budget.
-            self.interrupt.raise();
-        }
+        self.budget.store(budget.get(), Ordering::Relaxed);
+        // After the budget: whoever is interrupted finds the new one.
+        self.alarm.ring_if_over(budget);
     }
 
     /// As it is set.
@@ -62,15 +61,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_smaller_budget_interrupts() {
-        let check = |from: u64, to: u64, interrupts: bool| {
-            let stop = StopFlag::new();
-            let budget = OperatorBudget::new(Bytes::new(from), stop.clone());
+    fn a_budget_that_does_not_hold_what_is_used_interrupts() {
+        let check = |used: u64, from: u64, to: u64, interrupts: bool| {
+            let alarm = Alarm::default();
+            alarm.note(Bytes::new(used));
+            let budget = OperatorBudget::new(Bytes::new(from), alarm.clone());
             budget.clone().set(Bytes::new(to));
-            assert_eq!((budget.get(), stop.is_up()), (Bytes::new(to), interrupts));
+            assert_eq!((budget.get(), alarm.flag().is_up()), (Bytes::new(to), interrupts));
+            alarm.forget();
+            assert!(!alarm.flag().is_up());
         };
-        check(5, 9, false);
-        check(5, 5, false);
-        check(5, 4, true);
+        check(5, 5, 9, false);
+        check(5, 9, 5, false);
+        check(5, 9, 4, true);
+        check(5, 2, 4, true);
     }
 }

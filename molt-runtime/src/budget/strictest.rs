@@ -1,13 +1,12 @@
 //! Several sources at once, and the watcher that looks at them between rounds.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use molt_kv::decoder::StopFlag;
 use molt_scheduler::units::{Bytes, Time};
 use parking_lot::Mutex;
 
+use crate::alarm::Alarm;
 use crate::budget::BudgetSource;
 
 /// The smallest budget of several sources. It falls at once; what the *machine* says rises by no more than a share of the
@@ -55,9 +54,7 @@ pub struct Watched {
 
 struct Shared {
     sources: Mutex<Strictest>,
-    /// What the engine used when it last asked.
-    usage: AtomicU64,
-    interrupt: StopFlag,
+    alarm: Alarm,
     started: Instant,
 }
 
@@ -66,21 +63,15 @@ const WATCH: Duration = Duration::from_millis(50);
 
 impl Watched {
     /// Starts the watcher, which interrupts the engine when less is there than is used. It ends with the last clone.
-    pub fn start(sources: Strictest, interrupt: StopFlag) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared {
-            sources: Mutex::new(sources),
-            usage: AtomicU64::new(0),
-            interrupt,
-            started: Instant::now(),
-        });
+    pub fn start(sources: Strictest, alarm: Alarm) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared { sources: Mutex::new(sources), alarm, started: Instant::now() });
         let watched = Arc::downgrade(&shared);
         std::thread::Builder::new().name("molt-budget".to_owned()).spawn(move || watch(&watched))?;
         Ok(Self { shared })
     }
 
-    /// The budget now, for an engine that uses so much.
-    pub fn budget(&self, usage: Bytes) -> Bytes {
-        self.shared.usage.store(usage.get(), Ordering::Relaxed);
+    /// The budget now.
+    pub fn budget(&self) -> Bytes {
         self.shared.look()
     }
 }
@@ -94,9 +85,7 @@ impl Shared {
 
 fn watch(shared: &Weak<Shared>) {
     while let Some(shared) = shared.upgrade() {
-        if shared.look().get() < shared.usage.load(Ordering::Relaxed) {
-            shared.interrupt.raise();
-        }
+        shared.alarm.ring_if_over(shared.look());
         drop(shared);
         std::thread::sleep(WATCH);
     }
@@ -143,15 +132,16 @@ mod tests {
             }
         }
         let check = |usage: Bytes, interrupted: bool| {
-            let stop = StopFlag::new();
-            let watched = Watched::start(Strictest::new(vec![Box::new(Fixed)], Vec::new()), stop.clone()).unwrap();
-            assert_eq!(watched.budget(usage), Bytes::mib(100));
+            let alarm = Alarm::default();
+            alarm.note(usage);
+            let watched = Watched::start(Strictest::new(vec![Box::new(Fixed)], Vec::new()), alarm.clone()).unwrap();
+            assert_eq!(watched.budget(), Bytes::mib(100));
             let started = Instant::now();
-            while stop.is_up() != interrupted || (!interrupted && started.elapsed() < 3 * WATCH) {
+            while alarm.flag().is_up() != interrupted || (!interrupted && started.elapsed() < 3 * WATCH) {
                 assert!(started.elapsed() < Duration::from_secs(60), "usage {usage}: never interrupted");
                 std::thread::sleep(Duration::from_millis(5));
             }
-            assert_eq!(stop.is_up(), interrupted);
+            assert_eq!(alarm.flag().is_up(), interrupted);
         };
         check(Bytes::mib(101), true);
         check(Bytes::mib(99), false);

@@ -55,7 +55,7 @@ impl Engine {
             self.unhealed_rounds = 0;
             let started = Instant::now();
             // Given up means that memory is wanted: there will be another round.
-            let Ok(healed) = heal::heal(cache, &loaded.model, tokens, &self.stop) else { return };
+            let Ok(healed) = heal::heal(cache, &loaded.model, tokens, self.alarm.flag()) else { return };
             let took = ms_since(started);
             let healing = &mut sequence.healing;
             healing.tokens += healed;

@@ -29,6 +29,7 @@ pub use heal::HealSettings;
 pub use sequence::AnswerRequest;
 use sequence::Sequence;
 
+use crate::alarm::Alarm;
 use crate::event::{Event, TroubleKind, UsageByKind};
 use crate::memory::{resident_files, resident_set};
 
@@ -112,7 +113,7 @@ pub struct Engine {
     unhealed_rounds: u32,
     /// Floating-point operations in a millisecond, when many tokens were last read at once.
     flops_per_ms: Option<f64>,
-    stop: StopFlag,
+    alarm: Alarm,
     /// Never raised: what is being done to give memory back is not given up because more is wanted.
     calm: StopFlag,
     events: Vec<Told>,
@@ -173,16 +174,16 @@ impl Engine {
             read_tokens: 0,
             unhealed_rounds: 0,
             flops_per_ms: None,
-            stop: StopFlag::new(),
+            alarm: Alarm::default(),
             calm: StopFlag::new(),
             events: Vec::new(),
         })
     }
 
-    /// Raised by whoever wants memory back sooner than at the end of a round: what the engine reads or loads is given up
-    /// and done again later. Lowered by whoever asks for the budget of the next round, before asking.
-    pub fn interrupt(&self) -> &StopFlag {
-        &self.stop
+    /// Rung by whoever wants memory back sooner than at the end of a round: what the engine reads or loads is given up and
+    /// done again later.
+    pub fn alarm(&self) -> &Alarm {
+        &self.alarm
     }
 
     /// What the process takes before any model.
@@ -262,6 +263,7 @@ impl Engine {
     pub fn round(&mut self, now: Time, budget: Bytes, events: &mut Vec<Told>) {
         let signal = Instant::now();
         let usage = self.usage();
+        self.alarm.note(usage);
         if self.budget.is_none_or(|told| told.get().abs_diff(budget.get()) > told.get() / TOLD_SHARE) {
             self.budget = Some(budget);
             self.tell(None, Event::Budget { budget_bytes: budget, usage_bytes: usage });
@@ -280,6 +282,8 @@ impl Engine {
             self.execute(*action, plan.actions(), now, signal, pressure);
         }
         let usage_bytes = self.usage();
+        // What the levers have freed interrupts nobody any more.
+        self.alarm.note(usage_bytes);
         if !plan.actions().is_empty() {
             trim_heap();
         }
@@ -321,7 +325,7 @@ impl Engine {
                 let started = Instant::now();
                 // A rung that somebody goes down to gives memory back; it is loaded to the end.
                 let down = |action: &Action| matches!(action, Action::Demote { to, .. } if *to == rung);
-                let stop = if actions.iter().any(down) { self.calm.clone() } else { self.stop.clone() };
+                let stop = if actions.iter().any(down) { self.calm.clone() } else { self.alarm.flag().clone() };
                 match self.load(rung, &stop) {
                     Ok(loaded) => {
                         self.loaded.insert(rung, loaded);

@@ -51,7 +51,7 @@ impl Engine {
         let mut parts: Vec<Part<'_>> =
             stepping.iter_mut().map(|s| Part { tokens: &s.tokens, cache: &mut s.cache }).collect();
         let started = Instant::now();
-        let read = loaded.model.read_together(&mut parts, &self.stop);
+        let read = loaded.model.read_together(&mut parts, self.alarm.flag());
         let pass: usize = stepping.iter().map(|stepping| stepping.tokens.len()).sum();
         if pass >= PACE_TOKENS && read.is_ok() {
             let context = stepping.iter().map(|stepping| stepping.cache.len()).sum::<usize>() / stepping.len();

@@ -145,9 +145,8 @@ impl Run {
             let gone = self.readers.extract_if(.., |_, reader| reader.is_closed()).map(|(id, _)| id);
             gone.collect::<Vec<_>>().into_iter().for_each(|id| self.engine.cancel(id));
             let now = self.now();
-            // Lowered before the budget is read, so that no interruption after that is lost.
-            self.engine.interrupt().lower();
-            let budget = self.budget.budget(self.engine.usage());
+            self.engine.alarm().forget();
+            let budget = self.budget.budget();
             self.engine.round(now, budget, &mut told);
             let mut stepped = false;
             for (sequence, event) in told.drain(..) {
