@@ -4,7 +4,8 @@
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use molt_models::kernels::{Format, Weights};
 
-const FORMATS: [Format; 6] = [Format::Q4_0, Format::Q4_1, Format::Q5_0, Format::Q8_0, Format::Q4K, Format::Q6K];
+const FORMATS: [Format; 8] =
+    [Format::Q4_0, Format::Q4_1, Format::Q5_0, Format::Q8_0, Format::Q4K, Format::Q6K, Format::F16, Format::F32];
 const COLUMNS: usize = 1536;
 
 fn blocks(format: Format, rows: usize) -> Vec<u8> {
@@ -13,12 +14,12 @@ fn blocks(format: Format, rows: usize) -> Vec<u8> {
 }
 
 fn products(c: &mut Criterion) {
-    for (place, rows) in [("cache", 256), ("memory", 160_000)] {
+    for (place, rows) in [("cache", 256), ("memory", 80_000)] {
         for format in FORMATS {
             let bytes = blocks(format, rows);
             let Some(weights) = Weights::new(format, rows, COLUMNS, &bytes) else { continue };
             let mut group = c.benchmark_group(format!("{place}/{format:?}"));
-            let counts: &[usize] = if place == "cache" { &[1, 8, 256] } else { &[1] };
+            let counts: &[usize] = if place == "cache" { &[1, 8, 256] } else { &[1, 256] };
             for tokens in counts {
                 let input: Vec<f32> = (0..tokens * COLUMNS).map(|i| (i as f32 * 0.37).sin()).collect();
                 let mut output = vec![0.0; tokens * rows];

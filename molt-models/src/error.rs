@@ -80,6 +80,22 @@ pub enum ModelError {
         /// What is wrong.
         reason: String,
     },
+    /// A kept rung that is not what it should be.
+    #[error("{} is not the kept rung that it should be: {reason}; delete it, or keep the rung again with `molt ladder keep`", path.display())]
+    Kept {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A rung that cannot be kept.
+    #[error("cannot keep the rung in {}", path.display())]
+    Keep {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: std::io::Error,
+    },
     /// A chat template that cannot be used.
     #[error("the chat template: {0}")]
     Template(String),

@@ -19,8 +19,9 @@ use crate::config::ModelConfig;
 use crate::embedded;
 use crate::error::ModelError;
 use crate::file::ModelFile;
+use crate::kept::KeptRung;
 use crate::model::{Embedding, Model};
-use crate::precision::Precision;
+use crate::precision::{Origin, Precision};
 use crate::pull::{self, FileSource, HubSource, WheelSource};
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
@@ -195,6 +196,7 @@ pub struct Rung {
     file: Arc<ModelFile>,
     sha256: String,
     precision: Precision,
+    kept: Option<KeptRung>,
 }
 
 impl Rung {
@@ -218,9 +220,33 @@ impl Rung {
         self.file.config()
     }
 
+    /// Where it is kept, or would be, in the folder `models`; `None` where all of it lies in the model file as it is.
+    pub fn kept_path(&self, models: &Path) -> Option<PathBuf> {
+        KeptRung::path(models, &self.file, &self.sha256, self.precision)
+    }
+
+    /// Builds it and keeps it in the folder `models`, so that ladders that are opened from now on map it. `done` hears of
+    /// bytes built and of all of them. Returns the file; `None` where there is nothing to build.
+    ///
+    /// # Errors
+    /// Where the file cannot be written; nothing is left of it then.
+    pub fn keep(&self, models: &Path, done: impl FnMut(usize, usize)) -> Result<Option<PathBuf>, ModelError> {
+        let Some(path) = self.kept_path(models) else { return Ok(None) };
+        KeptRung::write(&path, &self.file, &self.sha256, self.precision, done)?;
+        // As the next ladder will read it.
+        KeptRung::open(&path, &self.file, &self.sha256, self.precision)?;
+        Ok(Some(path))
+    }
+
+    /// What was built of it before and kept as a file.
+    pub fn kept(&self) -> Option<&KeptRung> {
+        self.kept.as_ref()
+    }
+
     /// Loads the rung.
     pub fn load(&self, ledger: &Ledger, stop: &StopFlag) -> Result<Model, ModelError> {
-        Model::load(&self.file, &self.sha256, self.precision, Embedding::Shared, ledger, stop)
+        let origin = Origin { file: &self.file, kept: self.kept.as_ref() };
+        Model::load_from(origin, &self.sha256, self.precision, Embedding::Shared, ledger, stop)
     }
 }
 
@@ -278,7 +304,10 @@ impl Ladder {
         let mut rungs = Vec::new();
         for rung in &claim.rungs {
             let (file, entry) = files.get(rung.file.as_str()).ok_or_else(|| unlisted(&rung.file))?;
-            rungs.push(Rung { file: file.clone(), sha256: entry.sha256.clone(), precision: rung.precision });
+            let (sha256, precision) = (entry.sha256.clone(), rung.precision);
+            let path = KeptRung::path(models, file, &sha256, precision).filter(|path| path.exists());
+            let kept = path.map(|path| KeptRung::open(&path, file, &sha256, precision)).transpose()?;
+            rungs.push(Rung { file: file.clone(), sha256, precision, kept });
         }
         let sizes = |source| ModelError::Sizes { ladder: claim.name.clone(), source };
         let cost = LadderCost::new(rungs.iter().map(cost_of).collect()).map_err(sizes)?;

@@ -6,6 +6,7 @@ pub mod config;
 mod embedded;
 mod error;
 pub mod file;
+mod kept;
 pub mod kernels;
 mod ladder;
 mod matrix;
@@ -18,6 +19,7 @@ mod template;
 mod tokenizer;
 
 pub use error::ModelError;
+pub use kept::KeptRung;
 pub use ladder::{BridgeEntry, FileEntry, Ladder, LadderFile, Rung, RungEntry};
 pub use matrix::Matrix;
 pub use model::{CHUNK, Embedding, Model, ModelBytes, Part};

@@ -20,7 +20,7 @@ use crate::error::ModelError;
 use crate::file::ModelFile;
 use crate::kernels::{Format, Product, Weights, multiply_all, silu_mul};
 use crate::matrix::Matrix;
-use crate::precision::{self, Precision, Stored};
+use crate::precision::{self, Origin, Precision, Stored};
 
 /// Most tokens that one pass reads: enough to spread the widening of weights, small enough for the scratch.
 pub const CHUNK: usize = 256;
@@ -150,6 +150,19 @@ impl Model {
         ledger: &Ledger,
         stop: &StopFlag,
     ) -> Result<Self, ModelError> {
+        Self::load_from(Origin { file, kept: None }, source, precision, embedding, ledger, stop)
+    }
+
+    /// Loads a rung, from what was kept of it where there is something.
+    pub(crate) fn load_from(
+        origin: Origin<'_>,
+        source: &str,
+        precision: Precision,
+        embedding: Embedding,
+        ledger: &Ledger,
+        stop: &StopFlag,
+    ) -> Result<Self, ModelError> {
+        let file = origin.file;
         let config = file.config().clone();
         let vector = |name: &str, len: usize| -> Result<Vec<f32>, ModelError> {
             let entry = file.expect(name, 1, len)?;
@@ -163,10 +176,10 @@ impl Model {
             weights.dequantize_row(0, &mut values);
             Ok(values)
         };
-        let table = precision::build(file, file.shared_table(), precision.table, ledger, stop)?;
+        let table = precision::build(origin, file.shared_table(), precision.table, ledger, stop)?;
         let embedding = match embedding {
             Embedding::OfFile if file.shared_table() != "token_embd.weight" => {
-                Some(precision::build(file, "token_embd.weight", Stored::AsStored, ledger, stop)?)
+                Some(precision::build(origin, "token_embd.weight", Stored::AsStored, ledger, stop)?)
             }
             _ => None,
         };
@@ -176,7 +189,7 @@ impl Model {
                 let bias = format!("blk.{layer}.{part}.bias");
                 let bias = if file.tensor(&bias).is_some() { Some(vector(&bias, rows)?) } else { None };
                 let name = format!("blk.{layer}.{part}.weight");
-                Ok(Linear { weight: precision::build(file, &name, precision.linear, ledger, stop)?, bias })
+                Ok(Linear { weight: precision::build(origin, &name, precision.linear, ledger, stop)?, bias })
             };
             blocks.push(Block {
                 attn_norm: vector(&format!("blk.{layer}.attn_norm.weight"), config.width)?,

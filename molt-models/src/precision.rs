@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::ModelError;
 use crate::file::{ModelFile, TensorEntry};
+use crate::kept::KeptRung;
 use crate::kernels::{Format, RUN, Weights};
 use crate::matrix::Matrix;
 
@@ -102,14 +103,23 @@ pub(crate) fn bytes_at(entry: &TensorEntry, stored: Stored) -> usize {
     format.row_bytes(entry.columns).unwrap_or(0) * entry.rows
 }
 
-fn format_at(entry: &TensorEntry, stored: Stored) -> Format {
+pub(crate) fn format_at(entry: &TensorEntry, stored: Stored) -> Format {
     let format = stored.format(entry.format);
     if format.row_bytes(entry.columns).is_some() { format } else { Format::F16 }
 }
 
+/// Where the weights of a rung come from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Origin<'a> {
+    /// The model file.
+    pub(crate) file: &'a ModelFile,
+    /// What was built from it before, where that was kept.
+    pub(crate) kept: Option<&'a KeptRung>,
+}
+
 /// The matrix of a tensor at a precision: mapped in place, or built in a region of ours on all threads.
 pub(crate) fn build(
-    file: &ModelFile,
+    Origin { file, kept }: Origin<'_>,
     name: &str,
     stored: Stored,
     ledger: &Ledger,
@@ -127,14 +137,37 @@ pub(crate) fn build(
         let matrix = part.and_then(|part| Matrix::mapped(format, entry.rows, entry.columns, part));
         return matrix.ok_or_else(|| error("does not lie in the file as its header says"));
     }
-    let bytes = &file.region().bytes()[entry.range.clone()];
-    let source = Weights::new(entry.format, entry.rows, entry.columns, bytes)
-        .ok_or_else(|| error("is no whole number of blocks"))?;
-    let row_bytes = format.row_bytes(entry.columns).ok_or_else(|| error("is no whole number of blocks"))?;
-    let mut region = Region::new(ledger, Kind::Weights, row_bytes * entry.rows)?;
+    if let Some(matrix) = kept.and_then(|kept| kept.matrix(name, entry, stored, ledger)) {
+        return Ok(matrix);
+    }
+    let bytes = bytes_at(entry, stored);
+    let mut region = Region::new(ledger, Kind::Weights, bytes)?;
+    let stored_bytes = &file.region().bytes()[entry.range.clone()];
+    let whole = fill(entry, stored_bytes, stored, &mut region.as_mut_slice::<u8>()[..bytes], stop);
+    // The stored blocks have served; they would only count twice.
+    file.region().release(entry.range.clone());
+    match whole {
+        None => return Err(error("is no whole number of blocks")),
+        Some(false) => return Err(molt_kv::decoder::Stopped.into()),
+        Some(true) => {}
+    }
+    Matrix::own(format, entry.rows, entry.columns, region).ok_or_else(|| error("does not fit its region"))
+}
+
+/// Builds a tensor from its `bytes` in the file into `target`, on all threads. Says whether it was built to its end;
+/// `None` where its rows are no whole blocks.
+pub(crate) fn fill(
+    entry: &TensorEntry,
+    bytes: &[u8],
+    stored: Stored,
+    target: &mut [u8],
+    stop: &StopFlag,
+) -> Option<bool> {
+    let format = format_at(entry, stored);
+    let source = Weights::new(entry.format, entry.rows, entry.columns, bytes)?;
+    let row_bytes = format.row_bytes(entry.columns)?;
     // Some rows at a time, so that a stop is noticed soon also in the table of 150,000 rows.
     const ROWS: usize = 256;
-    let target = &mut region.as_mut_slice::<u8>()[..row_bytes * entry.rows];
     // Noted by whoever skips work: the flag itself may be lowered again before it is looked at below.
     let given_up = AtomicBool::new(false);
     target.par_chunks_mut(ROWS * row_bytes).enumerate().for_each(|(group, rows)| {
@@ -148,12 +181,7 @@ pub(crate) fn build(
             encode(format, &wide, out);
         }
     });
-    // The stored blocks have served; they would only count twice.
-    file.region().release(entry.range.clone());
-    if given_up.into_inner() {
-        return Err(molt_kv::decoder::Stopped.into());
-    }
-    Matrix::own(format, entry.rows, entry.columns, region).ok_or_else(|| error("does not fit its region"))
+    Some(!given_up.into_inner())
 }
 
 fn encode(format: Format, row: &[f32], out: &mut [u8]) {

@@ -4,6 +4,7 @@
 //! tokens pass by them. A token's result is the same to the last bit whatever other tokens there are: a prompt that is
 //! read in other chunks, or beside other sequences, gives the same.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -49,6 +50,7 @@ impl Weights<'_> {
 /// Inputs `[m, columns]` in the form that a matrix takes.
 #[derive(Debug, Clone, Copy)]
 enum Inputs<'a> {
+    /// See [`in_stretches`].
     Floats(&'a [f32]),
     Rounded(&'a Activations),
 }
@@ -69,6 +71,8 @@ pub fn multiply_all(input: &[f32], products: &mut [Product<'_, '_>]) {
     // Rounded inputs are shared: a narrower matrix would be read past the end of its rows.
     assert!(products.iter().all(|product| product.weights.columns == width), "matrices of different widths");
     let (mut narrow, mut wide): (Option<Activations>, Option<Activations>) = (None, None);
+    let floats = products.iter().any(|product| !product.weights.format.is_quantized());
+    let floats = if floats { in_stretches(input, width) } else { Cow::Borrowed(input) };
     for Product { weights, output } in &*products {
         let m = input.len() / weights.columns;
         assert!(input.len() == m * weights.columns && output.len() == m * weights.rows, "shapes do not fit");
@@ -83,7 +87,7 @@ pub fn multiply_all(input: &[f32], products: &mut [Product<'_, '_>]) {
         let rounded = if block_len(weights.format) == RUN { &narrow } else { &wide };
         let inputs = match (weights.format.is_quantized(), rounded) {
             (true, Some(rounded)) => Inputs::Rounded(rounded),
-            _ => Inputs::Floats(input),
+            _ => Inputs::Floats(&floats),
         };
         jobs.push(Job { weights: *weights, inputs, output: Columns::new(output, weights.rows) });
     }
@@ -101,6 +105,24 @@ pub fn multiply_all(input: &[f32], products: &mut [Product<'_, '_>]) {
             passed = end;
         }
     });
+}
+
+/// Inputs `[m, columns]` as tiles of floats read them: for each stretch of [`FLOAT_COLUMNS`] columns `[m, stretch]`. As
+/// rows they would be read in short pieces, each on a page of its own.
+fn in_stretches(input: &[f32], columns: usize) -> Cow<'_, [f32]> {
+    if input.len() <= columns {
+        return Cow::Borrowed(input);
+    }
+    let m = input.len() / columns;
+    let mut stretches = vec![0.0; input.len()];
+    let all = stretches.par_chunks_mut(m * FLOAT_COLUMNS).zip((0..columns).into_par_iter().step_by(FLOAT_COLUMNS));
+    all.for_each(|(stretch, start)| {
+        let width = FLOAT_COLUMNS.min(columns - start);
+        for (to, row) in stretch.chunks_exact_mut(width).zip(input.chunks_exact(columns)) {
+            to.copy_from_slice(&row[start..start + width]);
+        }
+    });
+    Cow::Owned(stretches)
 }
 
 /// Shares `count` pieces out among the threads of the pool. Each takes a part of what is left until nothing is (guided
@@ -177,26 +199,27 @@ impl Job<'_> {
         }
     }
 
-    /// Some rows of plain floats.
+    /// Some rows of plain floats; inputs lie in stretches.
     fn floats(&self, rows: Range<usize>, input: &[f32]) {
         let weights = &self.weights;
         let columns = weights.columns;
         let m = input.len() / columns;
         let mut packed = [0.0f32; FLOAT_COLUMNS * FLOAT_LANES];
         let mut sums = vec![0.0f32; m.min(FLOAT_TOKENS) * FLOAT_LANES];
-        for (chunk, input) in input.chunks(FLOAT_TOKENS * columns).enumerate() {
-            let tokens = input.len() / columns;
+        for first in (0..m).step_by(FLOAT_TOKENS) {
+            let tokens = FLOAT_TOKENS.min(m - first);
             let sums = &mut sums[..tokens * FLOAT_LANES];
             sums.fill(0.0);
             for start in (0..columns).step_by(FLOAT_COLUMNS) {
                 let width = FLOAT_COLUMNS.min(columns - start);
                 weights.pack(rows.clone(), start..start + width, &mut packed);
-                let left = Left { values: &input[start..], rows: tokens, width, stride: columns };
+                let values = &input[start * m + first * width..][..tokens * width];
+                let left = Left { values, rows: tokens, width, stride: width };
                 panel(left, &packed[..width * FLOAT_LANES], FLOAT_LANES, sums);
             }
             for (token, sums) in sums.as_chunks::<FLOAT_LANES>().0.iter().enumerate() {
                 // SAFETY: every tile is one task's, and no other tile has these columns.
-                unsafe { self.output.write(chunk * FLOAT_TOKENS + token, rows.start, &sums[..rows.len()]) };
+                unsafe { self.output.write(first + token, rows.start, &sums[..rows.len()]) };
             }
         }
     }

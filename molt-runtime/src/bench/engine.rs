@@ -1,15 +1,20 @@
-//! Prefill and decode of one rung: tokens per second, against llama.cpp and against the bandwidth of memory.
+//! Prefill and decode of rungs: tokens per second, against llama.cpp and against the bandwidth of memory.
 
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use molt_kv::cache::KvCache;
 use molt_kv::decoder::{Decoder as _, StopFlag};
-use molt_kv::ledger::Ledger;
+use molt_kv::ledger::{Kind, Ledger};
 use molt_models::sampling::argmax;
-use molt_models::{Model, ModelError, Part};
-use molt_scheduler::units::Tokens;
-use rayon::prelude::*;
-use serde::Serialize;
+use molt_models::{Ladder, Model, ModelError, Part, Rung, Stored};
+use molt_scheduler::units::{RungIdx, Tokens};
+use serde::{Deserialize, Serialize};
+
+use super::bandwidth::Bandwidth;
+use super::stats::Spread;
+use super::{LlamaCpp, LlamaCppError};
+use crate::memory;
 
 /// What is read and written in a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -74,16 +79,180 @@ pub fn run_together(model: &Model, tenants: usize, load: Workload, ledger: &Ledg
     Ok((tenants * load.decode_tokens) as f64 / start.elapsed().as_secs_f64())
 }
 
-/// Bytes per second at which all threads of the pool together read memory, the best of some runs.
-pub fn read_bandwidth() -> f64 {
-    const WORDS: usize = 1 << 26;
-    let memory = vec![1u64; WORDS];
-    let share = WORDS / rayon::current_num_threads().max(1);
-    let once = || {
-        let start = Instant::now();
-        let sums = memory.par_chunks(share).map(|part| part.iter().fold(0u64, |sum, word| sum ^ word));
-        std::hint::black_box(sums.reduce(|| 0, |a, b| a ^ b));
-        (WORDS * size_of::<u64>()) as f64 / start.elapsed().as_secs_f64()
+/// What `molt bench --only engine` measures.
+#[derive(Debug, Clone)]
+pub struct EngineSettings {
+    /// Rungs; all where there are none.
+    pub rungs: Vec<RungIdx>,
+    /// Lengths of prompts, in tokens.
+    pub prompts: Vec<usize>,
+    /// Tokens decoded after each.
+    pub decode_tokens: usize,
+    /// Sequences that are decoded together.
+    pub together: usize,
+    /// Runs that count; one before them warms up.
+    pub runs: usize,
+    /// A Python interpreter with llama-cpp-python, to compare with.
+    pub llama_cpp: Option<PathBuf>,
+}
+
+/// Why the engine was not measured.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineBenchError {
+    /// A model cannot be loaded or run.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// llama.cpp cannot be run.
+    #[error(transparent)]
+    LlamaCpp(#[from] LlamaCppError),
+}
+
+/// One rung after prompts of one length: every run's figures, in the order in which they were measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EngineRow {
+    /// The rung.
+    pub rung: String,
+    /// Its file.
+    pub file: String,
+    /// Its precision.
+    pub precision: String,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Threads that computed.
+    pub threads: usize,
+    /// Prefill.
+    pub prefill_tok_s: Vec<f64>,
+    /// Decode.
+    pub decode_tok_s: Vec<f64>,
+    /// llama.cpp's prefill, after each run of ours; empty where it was not compared.
+    pub llama_cpp_prefill_tok_s: Vec<f64>,
+    /// llama.cpp's decode.
+    pub llama_cpp_decode_tok_s: Vec<f64>,
+    /// The bandwidth of memory, measured before each run.
+    pub bandwidth_bytes_s: Vec<f64>,
+    /// Bytes of weights that a token reads.
+    pub weights_per_token_bytes: usize,
+    /// Several sequences at once, of all together.
+    pub together_tok_s: f64,
+    /// One sequence alone, right before and after.
+    pub alone_tok_s: f64,
+    /// How many sequences.
+    pub together: usize,
+    /// What the model takes in the resident set, its scratch apart.
+    pub resident_bytes: u64,
+    /// What it takes in the books.
+    pub weights_bytes: u64,
+}
+
+impl EngineRow {
+    /// Prefill against llama.cpp's, run by run.
+    pub fn prefill_ratio(&self) -> Option<Spread> {
+        ratio(&self.prefill_tok_s, &self.llama_cpp_prefill_tok_s)
+    }
+
+    /// Decode against llama.cpp's, run by run.
+    pub fn decode_ratio(&self) -> Option<Spread> {
+        ratio(&self.decode_tok_s, &self.llama_cpp_decode_tok_s)
+    }
+
+    /// The part of the bandwidth that decoding used, run by run.
+    pub fn bandwidth_ratio(&self) -> Option<Spread> {
+        self.of_bandwidth(&self.decode_tok_s)
+    }
+
+    /// The part of it that llama.cpp used.
+    pub fn llama_cpp_bandwidth_ratio(&self) -> Option<Spread> {
+        self.of_bandwidth(&self.llama_cpp_decode_tok_s)
+    }
+
+    fn of_bandwidth(&self, tok_s: &[f64]) -> Option<Spread> {
+        let bytes = self.weights_per_token_bytes as f64;
+        let limit: Vec<f64> = self.bandwidth_bytes_s.iter().map(|bandwidth| bandwidth / bytes).collect();
+        ratio(tok_s, &limit)
+    }
+}
+
+/// Ratios of figures that were measured side by side; `None` where there are none.
+fn ratio(ours: &[f64], theirs: &[f64]) -> Option<Spread> {
+    Spread::of(&ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect::<Vec<_>>())
+}
+
+/// Measures the rungs of a ladder; `done` is handed each row as soon as it stands. Runs of what is compared alternate, so
+/// that the noise of a shared machine falls on both.
+///
+/// # Errors
+/// Where a rung cannot be loaded or llama.cpp cannot be run.
+pub fn measure(
+    ladder: &Ladder,
+    settings: &EngineSettings,
+    mut done: impl FnMut(&EngineRow),
+) -> Result<Vec<EngineRow>, EngineBenchError> {
+    let bandwidth = Bandwidth::new();
+    let mut rows = Vec::new();
+    for (rung, index) in ladder.rungs().iter().zip(0u8..) {
+        let index = RungIdx::new(index);
+        if !settings.rungs.is_empty() && !settings.rungs.contains(&index) {
+            continue;
+        }
+        let ledger = Ledger::new();
+        let before = memory::resident_set();
+        let model = rung.load(&ledger, &StopFlag::new())?;
+        for prompt_tokens in &settings.prompts {
+            let load = Workload { prompt_tokens: *prompt_tokens, decode_tokens: settings.decode_tokens };
+            let mut row = compare((rung, &model), load, settings, &bandwidth, &ledger)?;
+            row.rung = index.to_string();
+            row.resident_bytes = (memory::resident_set() - before - ledger.used(Kind::Scratch)).get();
+            done(&row);
+            rows.push(row);
+        }
+    }
+    Ok(rows)
+}
+
+fn compare(
+    (rung, model): (&Rung, &Model),
+    load: Workload,
+    settings: &EngineSettings,
+    bandwidth: &Bandwidth,
+    ledger: &Ledger,
+) -> Result<EngineRow, EngineBenchError> {
+    let threads = rayon::current_num_threads();
+    let widened = rung.precision().linear == Stored::F32;
+    let start = |python: &Path| LlamaCpp::start(python, rung.file().path(), widened, threads, load);
+    let mut other = settings.llama_cpp.as_deref().map(start).transpose()?;
+    let mut row = EngineRow {
+        rung: String::new(),
+        file: rung.file().path().file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+        precision: rung.precision().to_string(),
+        prompt_tokens: load.prompt_tokens,
+        threads,
+        prefill_tok_s: Vec::new(),
+        decode_tok_s: Vec::new(),
+        llama_cpp_prefill_tok_s: Vec::new(),
+        llama_cpp_decode_tok_s: Vec::new(),
+        bandwidth_bytes_s: Vec::new(),
+        weights_per_token_bytes: model.bytes_per_token(),
+        together_tok_s: 0.0,
+        alone_tok_s: 0.0,
+        together: settings.together,
+        resident_bytes: 0,
+        weights_bytes: ledger.used(Kind::Weights).get(),
     };
-    (0..5).map(|_| once()).fold(0.0, f64::max)
+    run(model, load, ledger)?;
+    for _ in 0..settings.runs {
+        row.bandwidth_bytes_s.push(bandwidth.measure());
+        let ours = run(model, load, ledger)?;
+        row.prefill_tok_s.push(ours.prefill_tok_s);
+        row.decode_tok_s.push(ours.decode_tok_s);
+        if let Some(theirs) = other.as_mut().map(LlamaCpp::run).transpose()? {
+            row.llama_cpp_prefill_tok_s.push(theirs.prefill_tok_s);
+            row.llama_cpp_decode_tok_s.push(theirs.decode_tok_s);
+        }
+    }
+    let short = Workload { prompt_tokens: 32, ..load };
+    let alone = [run_together(model, 1, short, ledger)?];
+    row.together_tok_s = run_together(model, settings.together, short, ledger)?;
+    let alone = [alone[0], run_together(model, 1, short, ledger)?];
+    row.alone_tok_s = alone.iter().sum::<f64>() / 2.0;
+    Ok(row)
 }

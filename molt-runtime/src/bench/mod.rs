@@ -1,5 +1,6 @@
 //! What `molt bench` measures. Every figure in the documentation comes out of here.
 
+pub mod bandwidth;
 pub mod engine;
 mod llama_cpp;
 pub mod stats;

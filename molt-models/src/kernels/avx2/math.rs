@@ -102,7 +102,7 @@ pub(in crate::kernels) fn exp_sum(values: &mut [f32], top: f32) -> f32 {
 
 /// Rows of a [`panel`] that are multiplied together: with 16 columns, eight sums are under way, as many as two
 /// multipliers need to be kept busy.
-const ROWS: usize = 4;
+const ROWS: usize = 6;
 
 /// `out[r][j] += sum over k of left[r][k] right[k][j]`, with `right [left.width, width]`.
 #[target_feature(enable = "avx2,fma")]
@@ -110,6 +110,8 @@ pub(in crate::kernels) fn panel(left: Left<'_>, right: &[f32], width: usize, out
     for (first, out) in (0..left.rows).step_by(ROWS).zip(out.chunks_mut(ROWS * width)) {
         let left = Left { values: &left.values[first * left.stride..], rows: (left.rows - first).min(ROWS), ..left };
         match left.rows {
+            6 => rows::<6>(left, right, width, out),
+            5 => rows::<5>(left, right, width, out),
             4 => rows::<4>(left, right, width, out),
             3 => rows::<3>(left, right, width, out),
             2 => rows::<2>(left, right, width, out),

@@ -2,17 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use comfy_table::{Table, presets};
-use molt_kv::decoder::StopFlag;
-use molt_kv::ledger::{Kind, Ledger};
 use molt_models::kernels::isa_name;
-use molt_models::{Ladder, LadderFile, Stored};
-use molt_runtime::bench::LlamaCpp;
-use molt_runtime::bench::engine::{self, Workload};
+use molt_models::{Ladder, LadderFile};
+use molt_runtime::bench::engine::{self, EngineRow, EngineSettings};
 use molt_runtime::bench::stats::Spread;
-use molt_runtime::memory;
-use molt_scheduler::units::RungIdx;
 
 /// Measures on this machine. Runs of what is compared alternate, so that noise falls on both.
 #[derive(clap::Args)]
@@ -59,9 +54,24 @@ pub(crate) fn run(args: &Args, models: &Path) -> Result<()> {
 }
 
 fn measure_engine(args: &Args, ladder: &Ladder) -> Result<()> {
-    let threads = rayon::current_num_threads();
-    let bandwidth = engine::read_bandwidth();
-    println!("kernels for {}, {threads} threads; memory is read at {:.1} GB/s", isa_name(), bandwidth / 1e9);
+    anyhow::ensure!(args.runs > 0, "--runs 0 measures nothing");
+    let settings = EngineSettings {
+        rungs: crate::ladder::rungs_of(ladder, &args.rungs)?,
+        prompts: args.prompts.clone(),
+        decode_tokens: args.decode,
+        together: args.together,
+        runs: args.runs,
+        llama_cpp: args.llama_cpp.clone(),
+    };
+    println!("kernels for {}, {} threads", isa_name(), rayon::current_num_threads());
+    let rows = engine::measure(ladder, &settings, |row| {
+        eprintln!("{} after {} tokens: measured", row.rung, row.prompt_tokens);
+    })?;
+    println!("{}", table(&rows));
+    Ok(())
+}
+
+fn table(rows: &[EngineRow]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN).set_header([
         "rung",
@@ -70,62 +80,29 @@ fn measure_engine(args: &Args, ladder: &Ladder) -> Result<()> {
         "against llama.cpp",
         "decode tok/s",
         "against llama.cpp",
+        "memory GB/s",
         "of the bandwidth",
+        "llama.cpp's",
         "together tok/s",
         "resident / weights",
     ]);
-    for (rung, index) in ladder.rungs().iter().zip(0u8..) {
-        let name = RungIdx::new(index).to_string();
-        if !args.rungs.is_empty() && !args.rungs.contains(&name) {
-            continue;
-        }
-        let (ledger, stop) = (Ledger::new(), StopFlag::new());
-        let before = memory::resident_set();
-        let model = rung.load(&ledger, &stop)?;
-        for prompt_tokens in &args.prompts {
-            let load = Workload { prompt_tokens: *prompt_tokens, decode_tokens: args.decode };
-            let python = args.llama_cpp.as_deref();
-            let widened = rung.precision().linear == Stored::F32;
-            let start = |python| LlamaCpp::start(python, rung.file().path(), widened, threads, load);
-            let mut other = python.map(start).transpose()?;
-            let mut ratios = (Vec::new(), Vec::new());
-            let (mut prefill, mut decode) = (Vec::new(), Vec::new());
-            for run in 0..=args.runs {
-                let ours = engine::run(&model, load, &ledger)?;
-                // The first warms up.
-                if run > 0 {
-                    prefill.push(ours.prefill_tok_s);
-                    decode.push(ours.decode_tok_s);
-                    if let Some(theirs) = other.as_mut().map(LlamaCpp::run).transpose()? {
-                        ratios.0.push(ours.prefill_tok_s / theirs.prefill_tok_s);
-                        ratios.1.push(ours.decode_tok_s / theirs.decode_tok_s);
-                    }
-                }
-            }
-            let (prefill, decode) =
-                Spread::of(&prefill).zip(Spread::of(&decode)).context("--runs 0 measures nothing")?;
-            let resident = memory::resident_set() - before - ledger.used(Kind::Scratch);
-            let together =
-                engine::run_together(&model, args.together, Workload { prompt_tokens: 32, ..load }, &ledger)?;
-            let ratio = |ratios: &[f64]| Spread::of(ratios).map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
-            let share = decode.median * model.bytes_per_token() as f64 / bandwidth;
-            table.add_row([
-                format!("{name}: {} at {}", stem(rung.file().path()), rung.precision()),
-                prompt_tokens.to_string(),
-                format!("{prefill:.1}"),
-                ratio(&ratios.0),
-                format!("{decode:.1}"),
-                ratio(&ratios.1),
-                format!("{:.0} %", share * 100.0),
-                format!("{together:.1} ({:.1} x)", together / decode.median),
-                format!("{:.2}", resident.as_mib() / ledger.used(Kind::Weights).as_mib()),
-            ]);
-        }
+    let spread = |samples: &[f64]| Spread::of(samples).map_or("-".to_owned(), |s| format!("{s:.1}"));
+    let ratio = |ratio: Option<Spread>| ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+    for row in rows {
+        let gigabytes: Vec<f64> = row.bandwidth_bytes_s.iter().map(|bytes| bytes / 1e9).collect();
+        table.add_row([
+            format!("{}: {} at {}", row.rung, row.file, row.precision),
+            row.prompt_tokens.to_string(),
+            spread(&row.prefill_tok_s),
+            ratio(row.prefill_ratio()),
+            spread(&row.decode_tok_s),
+            ratio(row.decode_ratio()),
+            spread(&gigabytes),
+            ratio(row.bandwidth_ratio()),
+            ratio(row.llama_cpp_bandwidth_ratio()),
+            format!("{:.1} ({:.1} x)", row.together_tok_s, row.together_tok_s / row.alone_tok_s),
+            format!("{:.2}", row.resident_bytes as f64 / row.weights_bytes as f64),
+        ]);
     }
-    println!("{table}");
-    Ok(())
-}
-
-fn stem(path: &Path) -> String {
-    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+    table
 }

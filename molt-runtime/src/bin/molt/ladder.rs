@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use clap::Subcommand;
+use indicatif::{ProgressBar, ProgressStyle};
 use molt_kv::bridge::Bridge;
 use molt_kv::ledger::Ledger;
 use molt_models::{BridgeEntry, Ladder, LadderFile};
@@ -21,6 +22,18 @@ pub(crate) enum Command {
     /// Make a ladder of model files: order them, fit the bridges between neighbours, and say how good each is.
     #[command(after_help = verdicts())]
     New(New),
+    Keep(Keep),
+}
+
+/// Keep the rungs that are built from a model file (f32, f16, q8_0, q4_0) as files in the models folder: loading them is
+/// then a mapping. Takes their size on the disk; delete the folder `built` to have it back.
+#[derive(clap::Args)]
+pub(crate) struct Keep {
+    /// A built-in ladder, or the path of a ladder file.
+    ladder: String,
+    /// Only these rungs (tier0, tier1, ...).
+    #[arg(long, value_delimiter = ',')]
+    rungs: Vec<String>,
 }
 
 #[derive(clap::Args)]
@@ -60,7 +73,47 @@ fn verdicts() -> String {
 }
 
 pub(crate) fn run(command: &Command, models: &Path) -> Result<()> {
-    let Command::New(args) = command;
+    match command {
+        Command::New(args) => new(args, models),
+        Command::Keep(args) => keep(args, models),
+    }
+}
+
+/// The rungs with these names, in the ladder's order; all of them where no name is given.
+pub(crate) fn rungs_of(ladder: &Ladder, names: &[String]) -> Result<Vec<RungIdx>> {
+    let rungs: Vec<RungIdx> = ladder.cost().rungs().map(|(rung, _)| rung).collect();
+    if let Some(stranger) = names.iter().find(|name| !rungs.iter().any(|rung| rung.to_string() == **name)) {
+        let known = rungs.iter().map(RungIdx::to_string).collect::<Vec<_>>().join(", ");
+        anyhow::bail!("the ladder {} has no rung {stranger}; it has {known}", ladder.name());
+    }
+    Ok(rungs.into_iter().filter(|rung| names.is_empty() || names.contains(&rung.to_string())).collect())
+}
+
+fn keep(args: &Keep, models: &Path) -> Result<()> {
+    let ladder = Ladder::open(&args.ladder, models)?;
+    for index in rungs_of(&ladder, &args.rungs)? {
+        let Some((rung, name)) = ladder.rung(index).zip(Some(index.to_string())) else { continue };
+        let Some(path) = rung.kept_path(models) else {
+            println!("{name}: lies in the model file as it is");
+            continue;
+        };
+        if rung.kept().is_some() {
+            println!("{name}: {} is there already", path.display());
+            continue;
+        }
+        let style = ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes} {elapsed} < {eta}")?;
+        let bar = ProgressBar::new(0).with_style(style).with_message(name.clone());
+        rung.keep(models, |done, total| {
+            bar.set_length(total as u64);
+            bar.set_position(done as u64);
+        })?;
+        bar.finish_and_clear();
+        println!("{name}: {}", path.display());
+    }
+    Ok(())
+}
+
+fn new(args: &New, models: &Path) -> Result<()> {
     let mut claim = arrange(&args.name, &args.files)?;
     let path = args.out.join(format!("{}.toml", claim.name));
     anyhow::ensure!(!path.exists(), "{} is there already", path.display());
