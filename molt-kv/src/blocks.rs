@@ -56,8 +56,7 @@ pub fn quantize_row(row: &[f32], blocks: &mut [u8]) {
 }
 
 /// The values of a row of blocks.
-#[cfg(test)]
-fn dequantize_row(blocks: &[u8], row: &mut [f32]) {
+pub(crate) fn dequantize_row(blocks: &[u8], row: &mut [f32]) {
     for (block, values) in blocks.chunks_exact(BLOCK_BYTES).zip(row.chunks_exact_mut(BLOCK)) {
         let scale = f16::from_le_bytes([block[0], block[1]]).to_f32();
         for (byte, value) in block[2..].iter().zip(values) {

@@ -5,10 +5,14 @@
 
 use std::collections::HashMap;
 
-use candle_core::{D, DType, Device, Result, Tensor};
+use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Result, Shape, Storage, Tensor};
 use candle_nn::ops::{rms_norm_slow, softmax};
+use molt_kv::gemm::{MatrixRef, Threads, multiply};
 
 use crate::config::{ModelConfig, RopePairing};
+use crate::error::ModelError;
+use crate::file::ModelFile;
+use crate::kernels::Weights;
 
 /// A decoder whose weights are candle tensors under their GGUF names, any of which may be a `Var`.
 #[derive(Debug, Clone)]
@@ -32,6 +36,35 @@ impl AutogradDecoder {
         Self { config, weights }
     }
 
+    /// The weights of a model file as floats, four bytes each; nobody learns them. As in the fast decoder, one table is
+    /// embedding and output head.
+    pub fn of_file(file: &ModelFile) -> std::result::Result<Self, ModelError> {
+        let mut weights = HashMap::new();
+        for (name, entry) in file.tensors() {
+            let table = ["token_embd.weight", "output.weight"].contains(&name);
+            if table && name != file.shared_table() {
+                continue;
+            }
+            let error = |reason: &str| ModelError::Tensor {
+                path: file.path().to_owned(),
+                tensor: name.to_owned(),
+                reason: reason.to_owned(),
+            };
+            let stored = &file.region().bytes()[entry.range.clone()];
+            let stored = Weights::new(entry.format, entry.rows, entry.columns, stored)
+                .ok_or_else(|| error("is no whole number of blocks"))?;
+            let mut values = vec![0.0f32; entry.rows * entry.columns];
+            for (row, out) in values.chunks_exact_mut(entry.columns).enumerate() {
+                stored.dequantize_row(row, out);
+            }
+            let vector = name.ends_with("norm.weight") || name.ends_with("bias");
+            let shape = if vector { Shape::from(entry.columns) } else { Shape::from((entry.rows, entry.columns)) };
+            let name = if table { "token_embd.weight" } else { name };
+            weights.insert(name.to_owned(), Tensor::from_vec(values, shape, &Device::Cpu)?);
+        }
+        Ok(Self::new(file.config().clone(), weights))
+    }
+
     /// The shape of the decoder.
     pub fn config(&self) -> &ModelConfig {
         &self.config
@@ -52,7 +85,9 @@ impl AutogradDecoder {
     fn linear(&self, name: &str, x: &Tensor) -> Result<Tensor> {
         let weight = self.weight(&format!("{name}.weight"))?;
         let (batch, tokens, width) = x.dims3()?;
-        let y = x.reshape((batch * tokens, width))?.matmul(&weight.t()?)?.reshape((batch, tokens, weight.dim(0)?))?;
+        let rows = x.reshape((batch * tokens, width))?;
+        let y = if weight.track_op() { rows.matmul(&weight.t()?)? } else { rows.apply_op1(Frozen(weight.clone()))? };
+        let y = y.reshape((batch, tokens, weight.dim(0)?))?;
         match self.weights.get(&format!("{name}.bias")) {
             Some(bias) => y.broadcast_add(bias),
             None => Ok(y),
@@ -131,6 +166,16 @@ impl AutogradDecoder {
         self.logits(&x)
     }
 
+    /// Token ids that stand at `start` and after, over what is cached of each block (from position 0 to `start`): hidden
+    /// states `[1, tokens, width]` after the last block.
+    pub fn continue_over(&self, ids: &[u32], past: &[BlockKv], start: usize) -> Result<Tensor> {
+        let mut x = self.embed(&Tensor::from_slice(ids, (1, ids.len()), &Device::Cpu)?)?;
+        for (layer, past) in past.iter().enumerate() {
+            x = self.block(layer, &x, start, Some(past))?.0;
+        }
+        Ok(x)
+    }
+
     /// RoPE on `[batch, heads, tokens, head_dim]` whose first token stands at `start`.
     fn rotate(&self, x: &Tensor, start: usize) -> Result<Tensor> {
         let (batch, heads, tokens, head_dim) = x.dims4()?;
@@ -160,10 +205,75 @@ impl AutogradDecoder {
     }
 }
 
+/// `x [rows, in] -> [rows, out]` through weights `[out, in]` that nobody learns. As a plain product, every step back would
+/// make and keep a gradient for each weight of the model.
+struct Frozen(Tensor);
+
+impl CustomOp1 for Frozen {
+    fn name(&self) -> &'static str {
+        "frozen-linear"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let ((rows, width), (out_width, _)) = (layout.shape().dims2()?, self.0.dims2()?);
+        let x = floats(storage, layout)?;
+        let (weights, weights_layout) = self.0.storage_and_layout();
+        let Storage::Cpu(weights) = &*weights else { candle_core::bail!("weights that are not in memory") };
+        let weights = floats(weights, weights_layout)?;
+        let mut out = vec![0.0f32; rows * out_width];
+        let (x, weights) = (MatrixRef::row_major(x, rows, width), MatrixRef::row_major(weights, out_width, width));
+        multiply(x, weights.t(), &mut out, out_width, Threads::All);
+        Ok((CpuStorage::F32(out), Shape::from((rows, out_width))))
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        Ok(Some(gradient.contiguous()?.matmul(&self.0)?))
+    }
+}
+
+fn floats<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
+    match layout.contiguous_offsets() {
+        Some((start, end)) => Ok(&storage.as_slice::<f32>()?[start..end]),
+        None => candle_core::bail!("rows that do not follow one another"),
+    }
+}
+
 /// `[tokens, before + tokens]`: zero where a query may look, minus infinity ahead of it.
 fn causal_mask(tokens: usize, before: usize, device: &Device) -> Result<Tensor> {
     let mask: Vec<f32> = (0..tokens)
         .flat_map(|i| (0..before + tokens).map(move |j| if j > before + i { f32::NEG_INFINITY } else { 0.0 }))
         .collect();
     Tensor::from_vec(mask, (tokens, before + tokens), device)
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Var;
+
+    use super::*;
+
+    #[test]
+    fn a_frozen_product_is_a_product_and_leads_back_to_its_input() -> Result<()> {
+        let check = |rows: usize, width: usize, out: usize| -> Result<()> {
+            let values =
+                |count: usize, step: f64| (0..count).map(|i| (i as f64 * step).sin() as f32).collect::<Vec<_>>();
+            let x = Var::from_vec(values(rows * width, 0.7), (rows, width), &Device::Cpu)?;
+            let weight = Tensor::from_vec(values(out * width, 0.3), (out, width), &Device::Cpu)?;
+            let plain = x.matmul(&weight.t()?)?;
+            let frozen = x.apply_op1(Frozen(weight.clone()))?;
+            let off = |a: &Tensor, b: &Tensor| -> Result<f32> { (a - b)?.abs()?.max_all()?.to_scalar() };
+            assert!(off(&plain, &frozen)? < 1e-4, "{rows} x {width} x {out}");
+            let back = |y: &Tensor| -> Result<Tensor> {
+                let gradients = y.sqr()?.sum_all()?.backward()?;
+                Ok(gradients.get(&x).cloned().unwrap_or_else(|| x.as_tensor().clone()))
+            };
+            let (plain, frozen) = (back(&plain)?, back(&frozen)?);
+            assert!(off(&plain, x.as_tensor())? > 1e-3, "there is a gradient");
+            assert!(off(&plain, &frozen)? < 1e-3 * plain.abs()?.max_all()?.to_scalar::<f32>()?);
+            Ok(())
+        };
+        check(1, 8, 3)?;
+        check(5, 32, 17)?;
+        check(33, 96, 64)
+    }
 }

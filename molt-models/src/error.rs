@@ -171,6 +171,9 @@ pub enum ModelError {
         /// Which rung.
         source: LadderCostError,
     },
+    /// Training or tuning.
+    #[error("computing with tensors")]
+    Tensors(#[from] candle_core::Error),
     /// A file that is not what the ladder says.
     #[error(transparent)]
     Pull(#[from] crate::pull::PullError),

@@ -17,6 +17,7 @@ pub mod pull;
 pub mod sampling;
 mod template;
 mod tokenizer;
+pub mod tune;
 
 pub use error::ModelError;
 pub use kept::KeptRung;

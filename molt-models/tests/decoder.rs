@@ -3,40 +3,19 @@
 
 mod common;
 
-use std::collections::HashMap;
-
 use candle_core::{Device, Tensor};
 use common::{PROSE, TIER0, TIER1, TIER2, load, log_softmax, pocket, read};
 use molt_kv::cache::KvCache;
 use molt_kv::decoder::{Decoder as _, StopFlag};
 use molt_kv::ledger::{Kind, Ledger};
 use molt_models::autograd::AutogradDecoder;
-use molt_models::kernels::Weights;
 use molt_models::sampling::argmax;
 use molt_models::{Model, Part, Rung};
 use molt_scheduler::units::{Bytes, RungIdx, Tokens};
 
 /// The same weights as candle tensors.
 fn twin(rung: &Rung) -> AutogradDecoder {
-    let file = rung.file();
-    let weights: HashMap<String, Tensor> = file
-        .tensors()
-        .map(|(name, entry)| {
-            let bytes = &file.region().bytes()[entry.range.clone()];
-            let weights = Weights::new(entry.format, entry.rows, entry.columns, bytes).unwrap();
-            let mut values = vec![0.0f32; entry.rows * entry.columns];
-            for (row, out) in values.chunks_exact_mut(entry.columns).enumerate() {
-                weights.dequantize_row(row, out);
-            }
-            let tensor = if name.ends_with("norm.weight") || name.ends_with("bias") {
-                Tensor::from_vec(values, entry.columns, &Device::Cpu)
-            } else {
-                Tensor::from_vec(values, (entry.rows, entry.columns), &Device::Cpu)
-            };
-            (name.to_owned(), tensor.unwrap())
-        })
-        .collect();
-    AutogradDecoder::new(rung.config().clone(), weights)
+    AutogradDecoder::of_file(rung.file()).unwrap()
 }
 
 fn largest_difference(a: &[f64], b: &[f64]) -> f64 {

@@ -6,6 +6,7 @@ use molt_kv::bridge::{BridgeFit, BridgeSpec, FORMAT, FitError, Fitted, Sample};
 use molt_kv::cache::KvCache;
 use molt_kv::decoder::{Decoder as _, StopFlag};
 use molt_kv::ledger::Ledger;
+use molt_models::tune::{self, Lesson, LessonShape, TuneReport, TuneSettings};
 use molt_models::{CHUNK, Embedding, Ladder, Model, ModelError, Precision, Rung, Stored};
 use molt_scheduler::units::Tokens;
 
@@ -119,11 +120,7 @@ pub fn fit(
     progress: Progress<'_>,
 ) -> Result<Fitted, CalibrateError> {
     let ledger = Ledger::new();
-    let load = |rung: &Rung| {
-        let precision = Precision { linear: Stored::AsStored, table: Stored::AsStored };
-        Model::load(rung.file(), rung.source(), precision, Embedding::Shared, &ledger, &StopFlag::new())
-    };
-    let (source, destination) = (load(from)?, load(to)?);
+    let (source, destination) = (load(from, &ledger)?, load(to, &ledger)?);
     let spec = spec(&source, &destination, settings)?;
     let windows = windows(ladder, calibration, settings.windows, settings.window_tokens, "the calibration text")?;
     let held_count = (settings.windows / 8).clamp(2, 16);
@@ -149,6 +146,60 @@ pub fn fit(
     Ok(fit.finish(&settings.lambdas, &validation, &samples)?)
 }
 
+fn load(rung: &Rung, ledger: &Ledger) -> Result<Model, ModelError> {
+    let precision = Precision { linear: Stored::AsStored, table: Stored::AsStored };
+    Model::load(rung.file(), rung.source(), precision, Embedding::Shared, ledger, &StopFlag::new())
+}
+
+/// How far tuning has come.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum TuneProgress {
+    /// Windows read of how many.
+    Read(usize, usize),
+    /// Steps done, and the divergence on the lessons held apart where it was looked at.
+    Step(usize, Option<f64>),
+}
+
+/// First tokens that are exact and last ones that are fed, in turn: maps must serve every effort of a carry.
+const CUTS: [(usize, usize); 4] = [(64, 64), (4, 16), (32, 64), (16, 32)];
+
+/// One lesson in so many is held apart.
+const APART: usize = 8;
+
+/// Tunes the maps of a fitted bridge by the output of its destination, on `count` windows of calibration text.
+pub fn tune(
+    ladder: &Ladder,
+    (from, to): (&Rung, &Rung),
+    fitted: Fitted,
+    calibration: &[Document],
+    (count, window_tokens): (usize, usize),
+    settings: &TuneSettings,
+    progress: &mut dyn FnMut(TuneProgress),
+) -> Result<(Fitted, TuneReport), CalibrateError> {
+    let ledger = Ledger::new();
+    let windows = windows(ladder, calibration, count, window_tokens, "the calibration text")?;
+    let (mut lessons, mut apart) = (Vec::new(), Vec::new());
+    let destination = load(to, &ledger)?;
+    {
+        let source = load(from, &ledger)?;
+        for (at, window) in windows.iter().enumerate() {
+            let (exact_first, fed) = CUTS[at % CUTS.len()];
+            let quarter = window.len() / 4;
+            let shape =
+                LessonShape { exact_first: exact_first.min(quarter), fed: fed.min(quarter), judged: quarter.min(128) };
+            let lesson = Lesson::new(&fitted, &source, &destination, window, shape)?;
+            if at % APART == APART - 1 {
+                apart.push(lesson)
+            } else {
+                lessons.push(lesson)
+            }
+            progress(TuneProgress::Read(at + 1, windows.len()));
+        }
+    }
+    let tell = |step, found| progress(TuneProgress::Step(step, found));
+    Ok(tune::tune(fitted, (to.file(), &destination), (&lessons, &apart), settings, tell)?)
+}
+
 fn spec(source: &Model, destination: &Model, settings: &FitSettings) -> Result<BridgeSpec, CalibrateError> {
     let (from, to) = (source.cache_shape(), destination.cache_shape());
     if settings.native_layers == 0 || settings.native_layers >= to.layers {
@@ -171,6 +222,7 @@ fn spec(source: &Model, destination: &Model, settings: &FitSettings) -> Result<B
         native_layers: settings.native_layers,
         window: settings.source_layers,
         calibration_tokens: 0,
+        tuning_steps: 0,
         residuals: Vec::new(),
     })
 }

@@ -38,6 +38,25 @@ pub(crate) fn features(
     out
 }
 
+/// Scales features `[rows, width]` in place to what maps expect.
+pub(super) fn normalise(features: &mut [f32], mean: &[f32], inverse_scale: &[f32]) {
+    for row in features.chunks_exact_mut(mean.len()) {
+        for ((value, mean), inverse) in row.iter_mut().zip(mean).zip(inverse_scale) {
+            *value = (*value - mean) * inverse;
+        }
+    }
+}
+
+/// Keys before RoPE and values of some slots in one layer, side by side: `[slots, 2 * kv_width]`.
+pub fn plain_keys_and_values(cache: &KvCache, rope: &Rope, layer: usize, slots: Range<usize>) -> Vec<f32> {
+    let width = 2 * cache.shape().kv_width();
+    let mut all = vec![0.0; slots.len() * width];
+    for (slot, out) in slots.zip(all.chunks_exact_mut(width)) {
+        keys_and_values(cache, rope, layer, slot, out);
+    }
+    all
+}
+
 /// Keys before RoPE and values of one slot in one layer, side by side.
 pub(super) fn keys_and_values(cache: &KvCache, rope: &Rope, layer: usize, slot: usize, out: &mut [f32]) {
     let width = cache.shape().kv_width();

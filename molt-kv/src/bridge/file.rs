@@ -9,6 +9,7 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use sha2::{Digest as _, Sha256};
 
 use crate::blocks::{BLOCK, Q8Matrix, quantize_row};
+use crate::bridge::features::normalise;
 use crate::bridge::spec::{BridgeSpec, FORMAT};
 use crate::ledger::{Kind, Ledger};
 use crate::region::{FileRegion, RegionError};
@@ -177,11 +178,12 @@ impl Bridge {
 
     /// Scales features `[rows, spec.features()]` in place to what the maps expect.
     pub fn normalise(&self, features: &mut [f32]) {
-        for row in features.chunks_exact_mut(self.spec.features()) {
-            for ((value, mean), inverse) in row.iter_mut().zip(&self.mean).zip(&self.inverse_scale) {
-                *value = (*value - mean) * inverse;
-            }
-        }
+        normalise(features, &self.mean, &self.inverse_scale);
+    }
+
+    /// What features are scaled by: their mean and the inverse of their spread.
+    pub(super) fn scales(&self) -> (&[f32], &[f32]) {
+        (&self.mean, &self.inverse_scale)
     }
 }
 

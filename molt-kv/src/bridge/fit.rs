@@ -8,8 +8,9 @@ use faer::linalg::solvers::Solve as _;
 use faer::{Mat, Side};
 use rayon::prelude::*;
 
-use crate::bridge::features::{features, keys_and_values};
-use crate::bridge::file::{BridgeError, Parts};
+use crate::blocks::{BLOCK, BLOCK_BYTES, dequantize_row};
+use crate::bridge::features::{features, keys_and_values, normalise};
+use crate::bridge::file::{Bridge, BridgeError, Parts};
 use crate::bridge::spec::{BridgeSpec, Residual};
 use crate::cache::KvCache;
 use crate::gemm::{MatrixRef, Threads, multiply};
@@ -297,7 +298,61 @@ fn solve(gram: &Mat<f64>, cross: &Mat<f64>, ridge: f64) -> Option<Vec<f32>> {
 #[derive(Debug)]
 pub struct Fitted(Parts);
 
+/// The map of one layer as plain numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlainMap {
+    /// `[spec.outputs(), spec.inputs(layer)]`.
+    pub weight: Vec<f32>,
+    /// `[spec.outputs()]`.
+    pub bias: Vec<f32>,
+}
+
 impl Fitted {
+    /// A bridge that was written before, to be tuned further.
+    pub fn from_bridge(bridge: &Bridge) -> Self {
+        let spec = bridge.spec().clone();
+        let plain = |layer: usize| {
+            let map = bridge.map(layer)?;
+            let mut weight = Vec::with_capacity(spec.outputs() * spec.inputs(layer));
+            let mut row = vec![0.0; map.weight.columns()];
+            for blocks in map.weight.bytes().chunks_exact(row.len() / BLOCK * BLOCK_BYTES) {
+                dequantize_row(blocks, &mut row);
+                weight.extend_from_slice(&row[..spec.inputs(layer)]);
+            }
+            Some((weight, map.bias.clone()))
+        };
+        let maps = spec.mapped_layers().filter_map(plain).collect();
+        let (mean, inverse_scale) = bridge.scales();
+        Self(Parts { mean: mean.to_vec(), inverse_scale: inverse_scale.to_vec(), maps, spec })
+    }
+
+    /// Scaled features `[slots, spec.features()]`, as the maps take them; `hidden [slots, width]` left the destination's
+    /// native layers.
+    pub fn inputs(&self, source: (&KvCache, &Rope), slots: Range<usize>, hidden: &[f32]) -> Vec<f32> {
+        let mut all = features(&self.0.spec, source.0, source.1, slots, hidden);
+        normalise(&mut all, &self.0.mean, &self.0.inverse_scale);
+        all
+    }
+
+    /// The maps, one a mapped layer.
+    pub fn maps(&self) -> impl Iterator<Item = PlainMap> {
+        self.0.maps.iter().map(|(weight, bias)| PlainMap { weight: weight.clone(), bias: bias.clone() })
+    }
+
+    /// The same frame with maps that were tuned further by so many steps.
+    ///
+    /// # Panics
+    /// Where a map has another shape.
+    pub fn tuned(self, maps: impl IntoIterator<Item = PlainMap>, steps: u64) -> Self {
+        let mut parts = self.0;
+        let tuned: Vec<_> = maps.into_iter().map(|map| (map.weight, map.bias)).collect();
+        let sizes = |maps: &[(Vec<f32>, Vec<f32>)]| maps.iter().map(|(w, b)| (w.len(), b.len())).collect::<Vec<_>>();
+        assert_eq!(sizes(&tuned), sizes(&parts.maps), "maps of another frame");
+        parts.maps = tuned;
+        parts.spec.tuning_steps += steps;
+        Self(parts)
+    }
+
     /// Its frame, residuals included.
     pub fn spec(&self) -> &BridgeSpec {
         &self.0.spec

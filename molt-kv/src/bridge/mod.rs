@@ -8,8 +8,9 @@ mod file;
 mod fit;
 mod spec;
 
+pub use features::plain_keys_and_values;
 pub use file::{Bridge, BridgeError, LayerMap};
-pub use fit::{BridgeFit, FitError, Fitted, Sample};
+pub use fit::{BridgeFit, FitError, Fitted, PlainMap, Sample};
 pub use spec::{BridgeSpec, FORMAT, Residual, Shape};
 
 pub(crate) use features::features;

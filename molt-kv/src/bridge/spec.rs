@@ -32,7 +32,10 @@ pub struct BridgeSpec {
     pub window: usize,
     /// Tokens that the maps were fitted on.
     pub calibration_tokens: u64,
-    /// Residuals on text that the maps have not seen, one a mapped layer.
+    /// Steps for which the maps were tuned by the destination's output after they were fitted.
+    #[serde(default)]
+    pub tuning_steps: u64,
+    /// Residuals of the fit on text that the maps have not seen, one a mapped layer.
     pub residuals: Vec<Residual>,
 }
 

@@ -5,12 +5,17 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 use comfy_table::{Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
-use molt_models::{Ladder, LadderFile, ModelError};
-use molt_runtime::calibrate::{FitSettings, fit, read_texts};
+use molt_kv::bridge::{Bridge, Fitted};
+use molt_kv::ledger::Ledger;
+use molt_models::tune::{TuneReport, TuneSettings};
+use molt_models::{Ladder, LadderFile, ModelError, Rung};
+use molt_runtime::calibrate::{FitSettings, TuneProgress, fit, read_texts, tune};
 use molt_runtime::texts::{self, Document};
+use molt_scheduler::units::RungIdx;
 
 /// Reads text with both models of every pair that the ladder file names, and writes the bridges. On two cores the pair
-/// 1.5B to 0.5B takes about half an hour with the default of 96 windows; `pocket` takes seconds.
+/// 1.5B to 0.5B takes about half an hour with the default of 96 windows, and about as long again to tune; `pocket` takes
+/// seconds.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// A built-in ladder, or the path of a ladder file.
@@ -37,6 +42,18 @@ pub(crate) struct Args {
     /// Source layers that feed one destination layer; odd.
     #[arg(long, default_value_t = 5)]
     source_layers: usize,
+    /// Start from the bridges that the ladder has instead of fitting them anew.
+    #[arg(long, requires = "tune")]
+    from_bridges: bool,
+    /// Steps for which the maps are then tuned by the output of the model that they lead to; 0 for none.
+    #[arg(long, default_value_t = 0)]
+    tune: usize,
+    /// Windows of text to tune on; they are kept in memory, 25 MB each for the pair 1.5B to 0.5B.
+    #[arg(long, default_value_t = 64)]
+    lessons: usize,
+    /// How far the first steps of tuning go.
+    #[arg(long, default_value_t = TuneSettings::default().learning_rate)]
+    learning_rate: f64,
 }
 
 pub(crate) fn run(args: &Args, models: &Path) -> Result<()> {
@@ -61,12 +78,38 @@ pub(crate) fn run(args: &Args, models: &Path) -> Result<()> {
             at.and_then(|at| ladder.rungs().get(at)).with_context(|| format!("no rung of the ladder uses {file}"))
         };
         let (from, to) = (rung(&pair.from)?, rung(&pair.to)?);
-        let style = ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} windows {elapsed} < {eta}")?;
-        let bar = ProgressBar::new(0).with_style(style).with_message(format!("{} -> {}", pair.from, pair.to));
-        let fitted = fit(&ladder, (from, to), &text, &held_out, &settings, &mut |done, total| {
-            bar.set_length(total as u64);
-            bar.set_position(done as u64);
-        })?;
+        let bar = bar(&format!("{} -> {}", pair.from, pair.to))?;
+        let mut fitted = if args.from_bridges {
+            Fitted::from_bridge(&own_bridge(&args.ladder, models, (&pair.from, &pair.to))?)
+        } else {
+            fit(&ladder, (from, to), &text, &held_out, &settings, &mut |done, total| {
+                bar.set_length(total as u64);
+                bar.set_position(done as u64);
+            })?
+        };
+        if args.tune > 0 {
+            let settings =
+                TuneSettings { steps: args.tune, learning_rate: args.learning_rate, ..TuneSettings::default() };
+            let size = (args.lessons, args.window_tokens);
+            let (tuned, report) = tune(&ladder, (from, to), fitted, &text, size, &settings, &mut |at| match at {
+                TuneProgress::Read(done, total) => {
+                    bar.set_length((total + args.tune) as u64);
+                    bar.set_position(done as u64);
+                }
+                TuneProgress::Step(step, found) => {
+                    bar.set_position((args.lessons + step) as u64);
+                    if let Some(found) = found {
+                        // Past the bar, which is silent where nobody looks on.
+                        bar.suspend(|| {
+                            eprintln!("after {step} steps: mean divergence {found:.4} on lessons held apart")
+                        });
+                    }
+                }
+            })?;
+            fitted = tuned;
+            let TuneReport { before, after, best_step } = report;
+            bar.suspend(|| println!("tuned for {best_step} steps: divergence {after:.4} instead of {before:.4}"));
+        }
         bar.finish();
         let path = args.out.join(&pair.file);
         fitted.write(&path)?;
@@ -84,6 +127,26 @@ pub(crate) fn run(args: &Args, models: &Path) -> Result<()> {
         println!("{table}");
     }
     Ok(())
+}
+
+fn bar(pair: &str) -> Result<ProgressBar> {
+    let style = ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} windows {elapsed} < {eta}")?;
+    Ok(ProgressBar::new(0).with_style(style).with_message(pair.to_owned()))
+}
+
+/// The bridge that the ladder has between two of its files.
+fn own_bridge(ladder: &str, models: &Path, (from, to): (&str, &str)) -> Result<Bridge> {
+    let ladder = Ladder::open(ladder, models)?;
+    let rung = |file: &str| {
+        let named = |rung: &Rung| rung.file().path().file_name().is_some_and(|name| name == file);
+        let found = ladder.rungs().iter().zip(0u8..).find(|(rung, _)| named(rung));
+        found.map(|(_, index)| RungIdx::new(index))
+    };
+    let bridge = match rung(from).zip(rung(to)) {
+        Some((from, to)) => ladder.bridge(from, to, &Ledger::new())?,
+        None => None,
+    };
+    bridge.with_context(|| format!("the ladder {} has no bridge from {from} to {to} to start from", ladder.name()))
 }
 
 /// The texts of the paths given, or those that ship with the program where none is.
