@@ -53,6 +53,8 @@ impl CarrySettings {
 
     /// Hardly more than the maps.
     pub const FAST: Self = Self::native(4, 16, 8);
+    /// What is done where nothing else is asked for.
+    pub const DEFAULT: Self = Self::native(64, 64, 8);
     /// Much read natively.
     pub const FAITHFUL: Self = Self::native(256, 256, 3);
     /// From fast to faithful: each reads more natively than the one before, takes longer and diverges less.
@@ -60,7 +62,7 @@ impl CarrySettings {
         Self::FAST,
         Self::native(16, 32, 8),
         Self::native(32, 64, 8),
-        Self::native(64, 64, 8),
+        Self::DEFAULT,
         Self::native(128, 128, 4),
         Self::FAITHFUL,
     ];
@@ -89,7 +91,7 @@ const SINKS: usize = 4;
 
 impl Default for CarrySettings {
     fn default() -> Self {
-        Self::native(64, 64, 8)
+        Self::DEFAULT
     }
 }
 

@@ -84,6 +84,13 @@ impl ModelFile {
         self.tensors.iter().map(|(name, entry)| (name.as_str(), entry))
     }
 
+    /// Numbers in the matrices and vectors that the decoder reads, the one table counted once.
+    pub fn parameters(&self) -> u64 {
+        let spare = if self.shared_table() == "output.weight" { "token_embd.weight" } else { "output.weight" };
+        let read = self.tensors.iter().filter(|(name, _)| *name != spare);
+        read.map(|(_, tensor)| tensor.rows as u64 * tensor.columns as u64).sum()
+    }
+
     /// The table that serves as embedding and output head: the finer of the two where a file carries it twice.
     pub fn shared_table(&self) -> &'static str {
         let size = |name: &str| self.tensors.get(name).map_or(0, |t| t.range.len());

@@ -7,12 +7,12 @@ use std::time::Instant;
 use molt_models::sampling::SamplingSettings;
 use molt_models::{Ladder, Message, ModelError, kernels};
 use molt_scheduler::units::{Bytes, RungIdx, Span, Time, Tokens};
-use molt_scheduler::{Class, Config, Refusal, TenantSpec};
+use molt_scheduler::{Class, Config, LadderCost, Refusal, TenantSpec};
 
 use crate::engine::{AnswerRequest, Engine, EngineError, EngineSettings};
 use crate::event::{Event, RungInfo, Start, Summary};
 use crate::memory::{resident_files, resident_set};
-use crate::trace::{Frame, Trace};
+use crate::trace::{Frame, Trace, TraceError};
 
 /// What a demonstration runs.
 #[derive(Debug, Clone)]
@@ -25,6 +25,29 @@ pub struct DemoSettings {
     pub sampling: SamplingSettings,
     /// Settings of the engine.
     pub engine: EngineSettings,
+    /// What the budget does.
+    pub regime: Regime,
+}
+
+/// What the trace's budget does to a run.
+#[derive(Debug, Clone, Default)]
+pub enum Regime {
+    /// The engine follows it.
+    #[default]
+    Governed,
+    /// The engine never hears of it, as a runtime that does not react; the run is over, as if it had been killed, after the
+    /// first round that uses more. The trace's amounts are those of this ladder.
+    Held(LadderCost),
+}
+
+impl Regime {
+    /// What the engine hears of the budget.
+    fn heard(&self, budget: Bytes) -> Bytes {
+        match self {
+            Self::Governed => budget,
+            Self::Held(_) => Bytes::new(u64::MAX / 4),
+        }
+    }
 }
 
 /// Why a demonstration could not run.
@@ -36,6 +59,9 @@ pub enum DemoError {
     /// The engine.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// The trace.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
     /// The request.
     #[error("the request was refused")]
     Refused(#[from] Refusal),
@@ -103,15 +129,21 @@ pub fn run(
     let (mut events, mut now, mut last_run) = (Vec::new(), Time::START, Time::START);
     let started = Instant::now();
     while engine.has(sequence) {
-        let frame = Frame { ladder: &cost, overhead: engine.overhead(), context };
-        let budget = trace.budget_at(now, &frame);
-        engine.round(now, budget, &mut events);
+        let reckoned = match &settings.regime {
+            Regime::Governed => &cost,
+            Regime::Held(ladder) => ladder,
+        };
+        let budget = trace.budget_at(now, &Frame { ladder: reckoned, overhead: engine.overhead(), context });
+        engine.round(now, settings.regime.heard(budget), &mut events);
         let before = tally.tokens;
         for (_, event) in events.drain(..) {
-            tally.count(&event);
+            tally.count(&event, budget);
             if tell(&event).is_break() {
                 return Ok(None);
             }
+        }
+        if matches!(settings.regime, Regime::Held(_)) && engine.usage() > budget {
+            break;
         }
         let ran = tally.tokens > before || engine.has_read();
         now = match trace.per_token() {
@@ -203,7 +235,7 @@ impl Tally {
         }
     }
 
-    fn count(&mut self, event: &Event) {
+    fn count(&mut self, event: &Event, budget: Bytes) {
         match event {
             Event::Token { rung, .. } => {
                 let now = Instant::now();
@@ -220,8 +252,8 @@ impl Tally {
                 self.switches += 1;
                 self.switch_ms_max = self.switch_ms_max.max(switch.switch_ms);
             }
-            Event::Sample { usage_bytes, budget_bytes, rss_bytes, .. } => {
-                self.overshoot_bytes_max = self.overshoot_bytes_max.max(difference(*usage_bytes, *budget_bytes));
+            Event::Sample { usage_bytes, rss_bytes, .. } => {
+                self.overshoot_bytes_max = self.overshoot_bytes_max.max(difference(*usage_bytes, budget));
                 self.rss_bytes_max = self.rss_bytes_max.max(rss_bytes.get());
                 self.rss_minus_usage_bytes_max =
                     self.rss_minus_usage_bytes_max.max(difference(*rss_bytes, *usage_bytes));

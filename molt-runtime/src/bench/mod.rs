@@ -1,8 +1,13 @@
 //! What `molt bench` measures. Every figure in the documentation comes out of here.
 
 pub mod bandwidth;
+pub mod conditions;
 pub mod engine;
+pub mod ladder;
 mod llama_cpp;
+pub mod results;
 pub mod stats;
+pub mod switch_cost;
+pub mod tenants;
 
 pub use llama_cpp::{LlamaCpp, LlamaCppError};

@@ -20,7 +20,7 @@ pub use gates::{Control, Gates};
 pub use journal::Journal;
 use journal::{Place, Record};
 use pair::Pair;
-pub use rows::Row;
+pub use rows::{Direction, Row};
 pub use setting::Setting;
 use windows::{Window, window_tokens, windows, windows_for};
 
@@ -146,7 +146,7 @@ pub fn evaluate(
         let shortest = plan.iter().map(|(context, _)| *context).min().unwrap_or(0);
         let gates = Gates::try_on(&pair, &encoded, shortest)?;
         let records = judge_pair(ladder, &pair, &plan, settings, journal.as_deref_mut(), progress)?;
-        let direction = if from < to { "down" } else { "up" };
+        let direction = if from < to { Direction::Down } else { Direction::Up };
         let mut rows = Vec::new();
         for (context, _) in &plan {
             for setting in &settings.ways {

@@ -2,7 +2,7 @@
 
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::journal::Record;
 use super::setting::Setting;
@@ -12,13 +12,23 @@ use crate::bench::stats::Spread;
 const DRAWS: usize = 2_000;
 const SEED: u64 = 7;
 
+/// Which way a pair leads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    /// To a smaller rung.
+    Down,
+    /// To a bigger one.
+    Up,
+}
+
 /// One row: a pair, a setting, a context. Divergences are in nats.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// Rungs, source first: `tier0:tier1`.
     pub pair: String,
-    /// `down` to a smaller rung or `up` to a bigger one.
-    pub direction: &'static str,
+    /// Which way it leads.
+    pub direction: Direction,
     /// The way to the destination.
     pub setting: Setting,
     /// The longest context; seams lie at it and up to three sixteenths before it.
@@ -55,7 +65,7 @@ pub struct Row {
 
 impl Row {
     /// The row of records of one pair, setting and context; none without any.
-    pub(super) fn of(records: &[&Record], direction: &'static str) -> Option<Self> {
+    pub(super) fn of(records: &[&Record], direction: Direction) -> Option<Self> {
         let place = &records.first()?.place;
         let mean = |of: &dyn Fn(&Record) -> f64| records.iter().map(|r| of(r)).sum::<f64>() / records.len() as f64;
         // Times of shorter prefixes are not those of the context.

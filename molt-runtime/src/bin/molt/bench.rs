@@ -1,31 +1,51 @@
-//! `molt bench`: figures, measured.
+//! `molt bench` and `molt report`: figures, measured and shown.
 
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
 use comfy_table::{Table, presets};
-use molt_models::kernels::isa_name;
 use molt_models::{Ladder, LadderFile};
+use molt_runtime::bench::conditions::{self, ConditionRow};
 use molt_runtime::bench::engine::{self, EngineRow, EngineSettings};
+use molt_runtime::bench::results::{Claim, Results, Section};
 use molt_runtime::bench::stats::Spread;
+use molt_runtime::bench::switch_cost::{self, SwitchCostRow};
+use molt_runtime::bench::{ladder, tenants};
+use molt_runtime::eval::{self, EvalSettings, evaluate};
+use molt_runtime::{report, texts};
+use molt_scheduler::units::Tokens;
 
-/// Measures on this machine. Runs of what is compared alternate, so that noise falls on both.
+use crate::eval::{bar, show};
+
+/// Measures on this machine, section by section, and writes `results.json` and `report.html`. Runs of what is compared
+/// alternate, so that noise falls on both. An interrupted run is taken up where it ended: sections that are in
+/// `results.json` are not measured again.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// A built-in ladder, or the path of a ladder file.
     #[arg(long, default_value = "qwen2.5-coder")]
     ladder: String,
-    /// Only these sections.
+    /// Little of everything: a minute on `pocket`.
     #[arg(long)]
-    only: Vec<Section>,
+    quick: bool,
+    /// Only these sections [default: all].
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<Part>,
+    /// Measure sections again that are there already.
+    #[arg(long)]
+    again: bool,
+    /// Folder of `results.json` and `report.html`.
+    #[arg(long, default_value = "molt-bench")]
+    out: PathBuf,
     /// A Python interpreter with llama-cpp-python, to compare with.
     #[arg(long)]
     llama_cpp: Option<PathBuf>,
     /// Runs of each, besides one that warms up.
     #[arg(long, default_value_t = 3)]
     runs: usize,
-    /// Lengths of prompts.
-    #[arg(long, value_delimiter = ',', default_value = "256,2048")]
+    /// Lengths of prompts [default: 256,2048, or 64 when quick].
+    #[arg(long, value_delimiter = ',')]
     prompts: Vec<usize>,
     /// Tokens decoded after each prompt.
     #[arg(long, default_value_t = 64)]
@@ -33,47 +53,190 @@ pub(crate) struct Args {
     /// Sequences that are decoded together.
     #[arg(long, default_value_t = 8)]
     together: usize,
-    /// Only these rungs (tier0, tier1, ...).
+    /// Only these rungs (tier0, tier1, ...) in the engine's section.
     #[arg(long, value_delimiter = ',')]
     rungs: Vec<String>,
+    /// Seams of each row of the fidelity section [default: 200, or 8 when quick].
+    #[arg(long)]
+    seams: Option<usize>,
 }
 
+/// Sections, in the order of the report.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Section {
+enum Part {
+    /// The rungs.
+    Ladder,
+    /// A spike in mid-answer, met in several ways.
+    Conditions,
+    /// A carry against reading again.
+    SwitchCost,
+    /// How close carried caches are to native ones.
+    Fidelity,
+    /// What the maps' fit leaves unexplained.
+    Residuals,
+    /// Three tenants under one budget, in the simulator.
+    Tenants,
     /// Prefill and decode of every rung.
     Engine,
 }
 
-pub(crate) fn run(args: &Args, models: &Path) -> Result<()> {
-    let (claim, folder) = LadderFile::find(&args.ladder)?;
-    let ladder = Ladder::check(&claim, folder.as_deref(), models)?;
-    if args.only.is_empty() || args.only.contains(&Section::Engine) {
-        measure_engine(args, &ladder)?;
-    }
+/// Shows `results.json` as a page again.
+#[derive(clap::Args)]
+pub(crate) struct ReportArgs {
+    /// The file.
+    results: PathBuf,
+    /// The page [default: `report.html` beside it].
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+pub(crate) fn report(args: &ReportArgs) -> Result<()> {
+    let results = Results::read(&args.results)?;
+    let page = args.out.clone().unwrap_or_else(|| args.results.with_file_name("report.html"));
+    write_page(&results, &page)
+}
+
+fn write_page(results: &Results, page: &Path) -> Result<()> {
+    std::fs::write(page, report::html(results)?).with_context(|| format!("cannot write {}", page.display()))?;
+    eprintln!("{}", page.display());
     Ok(())
 }
 
-fn measure_engine(args: &Args, ladder: &Ladder) -> Result<()> {
-    anyhow::ensure!(args.runs > 0, "--runs 0 measures nothing");
+pub(crate) fn run(args: &Args, models: &Path) -> Result<()> {
+    ensure!(args.runs > 0, "--runs 0 measures nothing");
+    let (claim, folder) = LadderFile::find(&args.ladder)?;
+    let ladder = Ladder::check(&claim, folder.as_deref(), models)?;
+    let file = args.out.join("results.json");
+    let mut results = Results::take_up(&file, ladder.name(), args.quick)?;
+    let wanted = |part: Part, there: bool| {
+        let asked = args.only.is_empty() || args.only.contains(&part);
+        if asked && there && !args.again {
+            eprintln!("{}: measured already", part.name());
+        }
+        asked && (!there || args.again)
+    };
+    if wanted(Part::Ladder, results.ladder.is_some()) {
+        results.ladder = Some(ladder::rungs(&ladder));
+        results.write(&file)?;
+    }
+    if wanted(Part::Conditions, results.conditions.is_some()) {
+        let size = if args.quick { (1, Tokens::new(64)) } else { (8, Tokens::new(260)) };
+        let done = |row: &ConditionRow| {
+            eprintln!("prompt {}, {}: {} tokens", row.prompt, row.condition, row.tokens);
+        };
+        let section = conditions::measure((&claim, folder.as_deref()), models, size, done)?;
+        say(Part::Conditions, &section.claims);
+        results.conditions = Some(section);
+        results.write(&file)?;
+    }
+    if wanted(Part::SwitchCost, results.switch_cost.is_some()) {
+        let lengths: &[usize] = if args.quick { &[128] } else { &[128, 256, 512, 1_024, 2_048, 4_096, 8_192] };
+        let section = switch_cost::measure(&ladder, lengths, args.runs, |row| {
+            eprintln!(
+                "{}, {} tokens, {}: {:.1} times cheaper",
+                row.pair, row.context_tokens, row.setting, row.cost_ratio
+            );
+        })?;
+        say(Part::SwitchCost, &section.claims);
+        println!("{}", switch_costs(&section.rows));
+        results.switch_cost = Some(section);
+        results.write(&file)?;
+    }
+    if wanted(Part::Fidelity, results.fidelity.is_some()) {
+        results.fidelity = Some(measure_fidelity(args, &ladder)?);
+        results.write(&file)?;
+    }
+    if wanted(Part::Residuals, results.residuals.is_some()) {
+        results.residuals = Some(ladder::residuals(&ladder)?);
+        results.write(&file)?;
+    }
+    if wanted(Part::Tenants, results.tenants.is_some()) {
+        let section = tenants::measure()?;
+        say(Part::Tenants, &section.claims);
+        results.tenants = Some(section);
+        results.write(&file)?;
+    }
+    if wanted(Part::Engine, results.engine.is_some()) {
+        results.engine = Some(measure_engine(args, &ladder)?);
+        results.write(&file)?;
+    }
+    write_page(&results, &args.out.join("report.html"))
+}
+
+impl Part {
+    fn name(self) -> String {
+        clap::ValueEnum::to_possible_value(&self).map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
+
+fn say(part: Part, claims: &[Claim]) {
+    for Claim { claim, holds, found } in claims {
+        println!("{}: {}: {claim} ({found})", part.name(), if *holds { "holds" } else { "does not hold" });
+    }
+}
+
+fn measure_fidelity(args: &Args, ladder: &Ladder) -> Result<Section<eval::Row>> {
+    let started = Instant::now();
+    let mut settings = if args.quick { EvalSettings::quick() } else { EvalSettings::full() };
+    settings.seams = args.seams.unwrap_or(settings.seams).max(1);
+    let documents = texts::held_out(ladder.template())?;
+    let bar = bar()?;
+    let reports = evaluate(ladder, &documents, &settings, None, &mut |at| show(&bar, at))?;
+    bar.finish_and_clear();
+    let rows: Vec<eval::Row> = reports.into_iter().flat_map(|report| report.rows).collect();
+    println!("{}", crate::eval::table(&rows.iter().collect::<Vec<_>>()));
+    Ok(Section { rows, claims: Vec::new(), took_s: started.elapsed().as_secs_f64() })
+}
+
+fn measure_engine(args: &Args, ladder: &Ladder) -> Result<Section<EngineRow>> {
+    let started = Instant::now();
+    let usual: &[usize] = if args.quick { &[64] } else { &[256, 2_048] };
+    let asked = if args.prompts.is_empty() { usual } else { &args.prompts };
+    let fits = |prompt: &&usize| **prompt + args.decode < ladder.trained_context();
     let settings = EngineSettings {
         rungs: crate::ladder::rungs_of(ladder, &args.rungs)?,
-        prompts: args.prompts.clone(),
+        prompts: asked.iter().filter(fits).copied().collect(),
         decode_tokens: args.decode,
         together: args.together,
         runs: args.runs,
         llama_cpp: args.llama_cpp.clone(),
     };
-    println!("kernels for {}, {} threads", isa_name(), rayon::current_num_threads());
+    ensure!(!settings.prompts.is_empty(), "the models hold {} tokens: no such prompt", ladder.trained_context());
     let rows = engine::measure(ladder, &settings, |row| {
         eprintln!("{} after {} tokens: measured", row.rung, row.prompt_tokens);
     })?;
-    println!("{}", table(&rows));
-    Ok(())
+    println!("{}", speeds(&rows));
+    Ok(Section { rows, claims: Vec::new(), took_s: started.elapsed().as_secs_f64() })
 }
 
-fn table(rows: &[EngineRow]) -> Table {
+fn plain_table<const N: usize>(head: [&str; N]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::ASCII_MARKDOWN).set_header([
+    table.load_preset(presets::ASCII_MARKDOWN).set_header(head);
+    table
+}
+
+fn spread(samples: &[f64]) -> String {
+    Spread::of(samples).map_or("-".to_owned(), |spread| format!("{spread:.1}"))
+}
+
+fn switch_costs(rows: &[SwitchCostRow]) -> Table {
+    let mut table = plain_table(["pair", "setting", "tokens", "carry ms", "read again ms", "cheaper", "operations"]);
+    for row in rows {
+        table.add_row([
+            row.pair.clone(),
+            row.setting.clone(),
+            row.context_tokens.to_string(),
+            spread(&row.carry_ms),
+            spread(&row.reread_ms),
+            format!("{:.1} x", row.cost_ratio),
+            format!("{:.0} %", row.flops_ratio * 100.0),
+        ]);
+    }
+    table
+}
+
+fn speeds(rows: &[EngineRow]) -> Table {
+    let mut table = plain_table([
         "rung",
         "prompt",
         "prefill tok/s",
@@ -86,7 +249,6 @@ fn table(rows: &[EngineRow]) -> Table {
         "together tok/s",
         "resident / weights",
     ]);
-    let spread = |samples: &[f64]| Spread::of(samples).map_or("-".to_owned(), |s| format!("{s:.1}"));
     let ratio = |ratio: Option<Spread>| ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
     for row in rows {
         let gigabytes: Vec<f64> = row.bandwidth_bytes_s.iter().map(|bytes| bytes / 1e9).collect();

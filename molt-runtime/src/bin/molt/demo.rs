@@ -12,7 +12,7 @@ use molt_kv::carry::Route;
 use molt_models::pull::PullOptions;
 use molt_models::sampling::SamplingSettings;
 use molt_models::{Ladder, LadderFile};
-use molt_runtime::demo::{DemoSettings, run as run_demo};
+use molt_runtime::demo::{DemoSettings, Regime, run as run_demo};
 use molt_runtime::engine::EngineSettings;
 use molt_runtime::event::{Event, Summary, Switch};
 use molt_runtime::trace::Trace;
@@ -84,6 +84,7 @@ pub(crate) fn run(args: &Args, models: &Path, workers: Workers) -> Result<()> {
             ..SamplingSettings::default()
         },
         engine,
+        regime: Regime::Governed,
     };
     let (tell, told) = bounded::<Event>(256);
     // The engine has a thread of its own; this one only prints, so that a slow terminal is not counted as a stall until

@@ -115,7 +115,7 @@ fn gates(gates: &Gates) -> String {
     )
 }
 
-fn table(rows: &[&Row]) -> Table {
+pub(crate) fn table(rows: &[&Row]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN).set_header([
         "pair",

@@ -53,8 +53,8 @@ enum Command {
     Replay(replay::Args),
     /// Record a pressure trace from what this machine says of its memory.
     Record(record::Args),
-    /// Measure on this machine.
     Bench(bench::Args),
+    Report(bench::ReportArgs),
     /// List the built-in ladders.
     Ladders,
 }
@@ -93,11 +93,14 @@ fn run(cli: Cli) -> Result<()> {
         Command::Complete(args) => return client::complete(args),
         Command::Budget(args) => return client::budget(args),
         Command::Tenants(args) => return client::tenants(args),
+        Command::Report(args) => return bench::report(args),
         _ => {}
     }
     let models = cli.models.or_else(paths::models_folder).context(NO_FOLDER)?;
     match cli.command {
-        Command::Chat(_) | Command::Complete(_) | Command::Budget(_) | Command::Tenants(_) => Ok(()),
+        Command::Chat(_) | Command::Complete(_) | Command::Budget(_) | Command::Tenants(_) | Command::Report(_) => {
+            Ok(())
+        }
         Command::Demo(args) => demo::run(&args, &models, cli.workers),
         Command::Bench(args) => cli.workers.run(|| bench::run(&args, &models))?,
         Command::Fit(args) => cli.workers.run(|| fit::run(&args, &models))?,

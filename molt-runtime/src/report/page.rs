@@ -1,0 +1,156 @@
+//! The page itself: text, tables and figures in the order in which they are given.
+
+use std::fmt::Write as _;
+
+use super::ReportError;
+use crate::bench::results::{Claim, Results, Section};
+
+const STYLE: &str = "
+:root { color-scheme: light dark; --ground: #fff; --ink: #1b1b1b; --soft: #666; --line: #ddd; --good: #00694a; --bad: #a63c00; }
+@media (prefers-color-scheme: dark) {
+  :root { --ground: #16181b; --ink: #e6e6e6; --soft: #9aa0a6; --line: #34383d; --good: #4fd1a5; --bad: #ff9b63; }
+}
+body { background: var(--ground); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto;
+  padding: 1rem; }
+h1 { line-height: 1.2; } h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
+p.soft, figcaption { color: var(--soft); font-size: .9rem; }
+div.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
+figure { margin: 1.5rem 0; } figure svg { width: 100%; height: auto; background: #fff; border-radius: 6px; }
+ul.claims { list-style: none; padding: 0; } .holds { color: var(--good); } .fails { color: var(--bad); }
+";
+
+/// What is written so far.
+pub(super) struct Page {
+    text: String,
+    /// Sections that were not measured.
+    missing: Vec<&'static str>,
+}
+
+impl Page {
+    pub(super) fn new(results: &Results) -> Self {
+        let title = format!("Molt on {}", escape(&results.name));
+        let (machine, program) = (&results.machine, &results.program);
+        let commit = program.commit.as_ref().map_or(String::new(), |commit| format!(" at {}", escape(commit)));
+        let memory = machine.memory_bytes.map_or(String::new(), |bytes| format!(", {} of memory", mib(bytes)));
+        let quick = if results.quick { " A quick run: few samples, to see that everything works." } else { "" };
+        let mut text = format!(
+            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
+             content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n\
+             <body>\n<h1>{title}</h1>\n"
+        );
+        let _infallible = writeln!(
+            text,
+            "<p>Measured on {} ({} threads, {} kernels{memory}, Linux {}) with Molt {}{commit}{}.{quick}</p>",
+            escape(&machine.cpu),
+            machine.threads,
+            escape(&machine.isa),
+            escape(&machine.kernel),
+            escape(&program.version),
+            if program.debug_assertions { ", assertions compiled in" } else { "" },
+        );
+        Self { text, missing: Vec::new() }
+    }
+
+    /// A section with its claims, held or not, in the same type; one that was not measured is named at the end.
+    pub(super) fn section<T>(
+        &mut self,
+        title: &'static str,
+        section: Option<&Section<T>>,
+        fill: impl FnOnce(&mut Self, &Section<T>) -> Result<(), ReportError>,
+    ) -> Result<(), ReportError> {
+        let Some(section) = section else {
+            self.missing.push(title);
+            return Ok(());
+        };
+        let _infallible = writeln!(self.text, "<h2>{}</h2>", escape(title));
+        self.claims(&section.claims);
+        fill(self, section)?;
+        if section.took_s > 0.0 {
+            let _infallible = writeln!(self.text, "<p class=\"soft\">Measured in {:.0} s.</p>", section.took_s);
+        }
+        Ok(())
+    }
+
+    fn claims(&mut self, claims: &[Claim]) {
+        if claims.is_empty() {
+            return;
+        }
+        self.text.push_str("<ul class=\"claims\">\n");
+        for claim in claims {
+            let (class, word) = if claim.holds { ("holds", "holds") } else { ("fails", "does not hold") };
+            let (what, found) = (escape(&claim.claim), escape(&claim.found));
+            let _infallible =
+                writeln!(self.text, "<li><b class=\"{class}\">{word}</b>: {what} <span>({found})</span></li>");
+        }
+        self.text.push_str("</ul>\n");
+    }
+
+    pub(super) fn text(&mut self, text: &str) {
+        let _infallible = writeln!(self.text, "<p>{}</p>", escape(text));
+    }
+
+    pub(super) fn table(&mut self, head: &[&str], rows: impl Iterator<Item = Vec<String>>) {
+        let cells = |tag: &str, cells: &mut dyn Iterator<Item = String>| {
+            cells.map(|cell| format!("<{tag}>{}</{tag}>", escape(&cell))).collect::<String>()
+        };
+        let _infallible = writeln!(
+            self.text,
+            "<div class=\"wide\"><table>\n<tr>{}</tr>",
+            cells("th", &mut head.iter().map(|cell| (*cell).to_owned()))
+        );
+        for row in rows {
+            let _infallible = writeln!(self.text, "<tr>{}</tr>", cells("td", &mut row.into_iter()));
+        }
+        self.text.push_str("</table></div>\n");
+    }
+
+    /// A picture, which is SVG of ours, and what it shows.
+    pub(super) fn figure(&mut self, svg: &str, caption: &str) {
+        let _infallible = writeln!(
+            self.text,
+            "<figure role=\"img\" aria-label=\"{0}\">\n{svg}\n<figcaption>{0}</figcaption></figure>",
+            escape(caption)
+        );
+    }
+
+    pub(super) fn close(mut self) -> String {
+        self.text.push_str("<h2>What this does not show</h2>\n<ul>\n");
+        for title in &self.missing {
+            let _infallible = writeln!(self.text, "<li>{} was not measured in this run.</li>", escape(title));
+        }
+        for edge in EDGES {
+            let _infallible = writeln!(self.text, "<li>{}</li>", escape(edge));
+        }
+        self.text.push_str("</ul>\n</body>\n</html>\n");
+        self.text
+    }
+}
+
+/// What no section shows yet.
+const EDGES: [&str; 5] = [
+    "Whether answers are good: no judge has read them, and no task with a right answer was set across a switch.",
+    "A real kill: runtimes that hold on are counted as killed by arithmetic.",
+    "Ablations: mechanisms were not removed one by one.",
+    "Other runtimes' ways to meet pressure, on the same trace.",
+    "Other machines: one processor, shared with others while it was measured.",
+];
+
+pub(super) fn mib(bytes: u64) -> String {
+    format!("{:.0} MiB", bytes as f64 / 1_048_576.0)
+}
+
+fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            c => out.push(c),
+        }
+    }
+    out
+}
