@@ -15,6 +15,7 @@ pub mod own_ladder;
 pub mod paths;
 pub mod record;
 pub mod replay;
+pub mod sampler;
 pub mod service;
 pub mod systemd;
 pub mod texts;

@@ -67,7 +67,9 @@ impl Sample {
                 keys_and_values(destination.0, destination.1, layer, slot, out);
             }
         });
-        Self { rows, features: features(spec, source.0, source.1, slots, hidden), targets }
+        let mut inputs = vec![0.0; rows * spec.features()];
+        features(spec, source.0, source.1, slots, hidden, &mut inputs);
+        Self { rows, features: inputs, targets }
     }
 }
 
