@@ -34,6 +34,12 @@ impl Q8Matrix {
         self.columns
     }
 
+    /// Words of room that a product with so many rows of inputs takes: for every 32 inputs their 8-bit form, two sums in
+    /// a word, and a scale.
+    pub fn room(&self, inputs: usize) -> usize {
+        self.columns / BLOCK * 10 * inputs
+    }
+
     /// The blocks, row after row.
     pub fn bytes(&self) -> &[u8] {
         self.part.bytes()

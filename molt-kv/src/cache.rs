@@ -152,7 +152,7 @@ impl KvCache {
         self.next_position
     }
 
-    /// Bytes in use.
+    /// Bytes of the tokens cached. The books hold whole pages, some more.
     pub fn bytes(&self) -> Bytes {
         self.shape.bytes_per_token().times(Tokens::from(self.len()))
     }
@@ -239,8 +239,10 @@ impl KvCache {
         self.recharge();
     }
 
+    /// Charges the pages that are in use: every plane ends in the middle of one.
     fn recharge(&mut self) {
-        self.region.set_charge(usize::try_from(self.bytes().get()).unwrap_or(usize::MAX));
+        let used = (self.len() * self.shape.kv_width() * size_of::<f16>()).next_multiple_of(page_size());
+        self.region.set_charge(2 * self.shape.layers * used);
     }
 
     /// Keys of a layer after RoPE, `[len, kv_heads, head_dim]`.
@@ -268,25 +270,31 @@ impl KvCache {
         }
     }
 
-    /// Writes keys (after RoPE) and values of all slots as they are kept, each `[len, kv_heads, head_dim]`.
-    pub(crate) fn write_halves(&mut self, layer: usize, keys: &[f16], values: &[f16]) {
-        for (plane, source) in [(2 * layer, keys), (2 * layer + 1, values)] {
-            let at = plane * self.plane / size_of::<f16>();
-            self.region.as_mut_slice::<f16>()[at..at + source.len()].copy_from_slice(source);
-        }
+    /// Room for the keys and for the values of all slots as they are kept, layer after layer, each
+    /// `[len, kv_heads, head_dim]`.
+    pub(crate) fn planes_mut(&mut self) -> impl Iterator<Item = &mut [f16]> {
+        let (plane, used) = (self.plane / size_of::<f16>(), self.len() * self.shape.kv_width());
+        let planes = self.region.as_mut_slice::<f16>().chunks_exact_mut(plane.max(1)).take(2 * self.shape.layers);
+        planes.map(move |plane| &mut plane[..used])
     }
 
     /// Keys and values of some slots as they are kept, to be put back.
-    pub(crate) fn copy_of(&self, slots: std::ops::Range<usize>) -> Vec<f16> {
-        let width = self.shape.kv_width();
-        let part = |plane| &self.plane_values(plane)[slots.start * width..slots.end * width];
-        (0..2 * self.shape.layers).flat_map(part).copied().collect()
+    pub(crate) fn copy_of(&self, slots: std::ops::Range<usize>, ledger: &Ledger) -> Result<Region, RegionError> {
+        let (width, part) = (self.shape.kv_width(), slots.len() * self.shape.kv_width());
+        let mut copy = Region::new(ledger, Kind::Scratch, 2 * self.shape.layers * part * size_of::<f16>())?;
+        for (plane, to) in
+            copy.as_mut_slice::<f16>().chunks_exact_mut(part.max(1)).take(2 * self.shape.layers).enumerate()
+        {
+            to.copy_from_slice(&self.plane_values(plane)[slots.start * width..slots.end * width]);
+        }
+        Ok(copy)
     }
 
     /// Puts back what [`KvCache::copy_of`] copied from the same slots.
-    pub(crate) fn put_back(&mut self, slots: std::ops::Range<usize>, copy: &[f16]) {
+    pub(crate) fn put_back(&mut self, slots: std::ops::Range<usize>, copy: &Region) {
         let part = slots.len() * self.shape.kv_width();
-        for (plane, values) in copy.chunks_exact(part.max(1)).enumerate() {
+        let planes = copy.as_slice::<f16>().chunks_exact(part.max(1)).take(2 * self.shape.layers);
+        for (plane, values) in planes.enumerate() {
             let at = plane * self.plane / size_of::<f16>() + slots.start * self.shape.kv_width();
             self.region.as_mut_slice::<f16>()[at..at + part].copy_from_slice(values);
         }
@@ -346,7 +354,9 @@ mod tests {
                 assert_eq!(held, expected.iter().map(|t| *t as f32).collect::<Vec<_>>());
             }
         }
-        assert_eq!(ledger.used(Kind::Cache), SHAPE.bytes_per_token().times(Tokens::from(expected.len())));
+        let plane = expected.len() * SHAPE.kv_width() * size_of::<f16>();
+        let pages = 2 * SHAPE.layers * plane.next_multiple_of(page_size());
+        assert_eq!(ledger.used(Kind::Cache), Bytes::from(pages), "the pages that the tokens lie on");
     }
 
     #[test]

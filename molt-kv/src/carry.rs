@@ -7,14 +7,15 @@
 
 use std::ops::Range;
 
-use molt_scheduler::units::Tokens;
+use molt_scheduler::units::{Bytes, Tokens};
 use serde::{Deserialize, Serialize};
 
 use crate::bridge::{Bridge, BridgeError, features};
 use crate::cache::{CacheError, CacheShape, KvCache, Provenance, Slot};
 use crate::decoder::{Decoder, StopFlag, Stopped};
 use crate::keepsake::{Keepsake, KeepsakeError};
-use crate::ledger::Ledger;
+use crate::ledger::{Kind, Ledger};
+use crate::region::{Region, RegionError};
 use crate::rope::{Rope, Turn};
 
 /// How a cache came to another rung.
@@ -107,6 +108,9 @@ pub enum CarryError {
     /// Given up as asked.
     #[error(transparent)]
     Stopped(#[from] Stopped),
+    /// No memory for its buffers.
+    #[error(transparent)]
+    Region(#[from] RegionError),
     /// The keepsake is not usable.
     #[error(transparent)]
     Keepsake(#[from] KeepsakeError),
@@ -192,18 +196,23 @@ pub fn carry(
     let (first, window) = split(slots.len(), settings);
     let mut cache = KvCache::new(destination.cache_shape(), source.limit(), ledger)?;
     let layers = destination.cache_shape().layers;
-    let mut flops = read(destination, &mut cache, &slots[..first], None, stop)?;
+    let mut buffers = Buffers::new(destination, Some(bridge), ledger)?;
+    let mut flops = read(destination, &mut cache, &slots[..first], None, &mut buffers, stop)?;
     for block in blocks(first..slots.len() - window, usize::from(settings.block).min(destination.chunk_limit())) {
         let into = cache.append_at(&slots[block.clone()], Provenance::Mapped)?;
-        let mut hidden = Vec::new();
         let ids: Vec<u32> = slots[block.clone()].iter().map(|s| s.token).collect();
-        destination.embed(&ids, &mut hidden);
-        destination.run_layers(0..spec.native_layers, &mut hidden, &mut cache, into.clone(), stop)?;
+        let (hidden, rest) = buffers.split(ids.len() * destination.width());
+        destination.embed(&ids, hidden);
+        destination.run_layers(0..spec.native_layers, hidden, &mut cache, into.clone(), stop)?;
         flops += destination.flops(spec.native_layers, block.len(), block.start);
-        flops += map_block(bridge, (source, source_rope), destination, block, &hidden, &mut cache, into, stop)?;
+        for rows in blocks(0..block.len(), MAPPED) {
+            let hidden = &hidden[rows.start * destination.width()..rows.end * destination.width()];
+            let (from, to) = (block.start + rows.start..block.start + rows.end, into.start + rows.start);
+            flops += map_rows(bridge, (source, source_rope), destination, from, hidden, (&mut cache, to), rest, stop)?;
+        }
     }
     if window > 0 {
-        flops += read(destination, &mut cache, &slots[slots.len() - window..], None, stop)?;
+        flops += read(destination, &mut cache, &slots[slots.len() - window..], None, &mut buffers, stop)?;
     }
     cache.set_next_position(source.next_position());
     cache.check_finite(0..cache.len())?;
@@ -220,7 +229,8 @@ pub fn reread(
     stop: &StopFlag,
 ) -> Result<(KvCache, CarryReport), CarryError> {
     let mut cache = KvCache::new(destination.cache_shape(), limit, ledger)?;
-    let flops = read(destination, &mut cache, slots, Some(Provenance::Exact), stop)?;
+    let mut buffers = Buffers::new(destination, None, ledger)?;
+    let flops = read(destination, &mut cache, slots, Some(Provenance::Exact), &mut buffers, stop)?;
     cache.check_finite(0..cache.len())?;
     let report = CarryReport::of(Route::Reread, &cache, flops, flops);
     Ok((cache, report))
@@ -244,7 +254,8 @@ pub fn restore(
     }
     let mut cache = keepsake.restore(limit, ledger)?;
     let rest = &slots[cache.len()..];
-    let flops = read(destination, &mut cache, rest, None, stop)?;
+    let mut buffers = Buffers::new(destination, None, ledger)?;
+    let flops = read(destination, &mut cache, rest, None, &mut buffers, stop)?;
     cache.check_finite(0..cache.len())?;
     let layers = destination.cache_shape().layers;
     let report = CarryReport::of(Route::Keepsake, &cache, flops, destination.flops(layers, slots.len(), 0));
@@ -270,53 +281,95 @@ fn read(
     cache: &mut KvCache,
     slots: &[Slot],
     provenance: Option<Provenance>,
+    buffers: &mut Buffers,
     stop: &StopFlag,
 ) -> Result<f64, CarryError> {
     let layers = destination.cache_shape().layers;
-    let (mut hidden, mut flops) = (Vec::new(), 0.0);
+    let mut flops = 0.0;
     for block in blocks(0..slots.len(), destination.chunk_limit()) {
         let native = provenance.unwrap_or(cache.native_provenance());
         let ids: Vec<u32> = slots[block.clone()].iter().map(|s| s.token).collect();
         flops += destination.flops(layers, block.len(), cache.len());
         let into = cache.append_at(&slots[block], native)?;
-        destination.embed(&ids, &mut hidden);
-        destination.run_layers(0..layers, &mut hidden, cache, into, stop)?;
+        let (hidden, _) = buffers.split(ids.len() * destination.width());
+        destination.embed(&ids, hidden);
+        destination.run_layers(0..layers, hidden, cache, into, stop)?;
     }
     Ok(flops)
 }
 
+/// Tokens that pass through the maps at a time: their features are wide, and more of them make no product faster.
+const MAPPED: usize = 64;
+
+/// What a carry computes in, in one region: hidden states of a chunk, and of some tokens the features, the inputs and
+/// outputs of a map, and room for its product.
+struct Buffers(Region);
+
+impl Buffers {
+    fn new(destination: &dyn Decoder, bridge: Option<&Bridge>, ledger: &Ledger) -> Result<Self, RegionError> {
+        let hidden = destination.chunk_limit() * destination.width();
+        let floats = hidden + bridge.map_or(0, map_floats);
+        Region::new(ledger, Kind::Scratch, floats * size_of::<f32>()).map(Self)
+    }
+
+    /// Hidden states, and all the rest.
+    fn split(&mut self, hidden: usize) -> (&mut [f32], &mut [f32]) {
+        self.0.as_mut_slice::<f32>().split_at_mut(hidden)
+    }
+}
+
+/// Bytes of buffers that a carry over the bridge takes while it lasts, to a model that reads so many tokens at a time.
+pub fn buffer_bytes(bridge: &Bridge, chunk_limit: usize) -> Bytes {
+    let hidden = chunk_limit * bridge.spec().destination_width;
+    Bytes::from((hidden + map_floats(bridge)) * size_of::<f32>())
+}
+
+fn map_floats(bridge: &Bridge) -> usize {
+    let (spec, weights) = (bridge.spec(), || bridge.spec().mapped_layers().filter_map(|layer| bridge.map(layer)));
+    let columns = weights().map(|map| map.weight.columns()).max().unwrap_or(0);
+    let room = weights().map(|map| map.weight.room(MAPPED)).max().unwrap_or(0);
+    MAPPED * (spec.features() + 2 * spec.outputs() + columns) + room
+}
+
 #[expect(clippy::too_many_arguments, reason = "the ends of a carry, once")]
-fn map_block(
+fn map_rows(
     bridge: &Bridge,
     (source, source_rope): (&KvCache, &Rope),
     destination: &dyn Decoder,
-    block: Range<usize>,
+    from: Range<usize>,
     hidden: &[f32],
-    cache: &mut KvCache,
-    into: Range<usize>,
+    (cache, into): (&mut KvCache, usize),
+    buffers: &mut [f32],
     stop: &StopFlag,
 ) -> Result<f64, CarryError> {
-    let (spec, rows) = (bridge.spec(), block.len());
-    let positions: Vec<u32> = source.slots()[block.clone()].iter().map(|s| s.position).collect();
-    let mut all = features(spec, source, source_rope, block, hidden);
-    bridge.normalise(&mut all);
+    let (spec, rows) = (bridge.spec(), from.len());
     let (outputs, half) = (spec.outputs(), spec.outputs() / 2);
-    let mut mapped = vec![0.0; rows * outputs];
-    let (mut keys, mut values) = (vec![0.0; rows * half], vec![0.0; rows * half]);
-    let (mut input, mut flops) = (Vec::new(), 0.0);
+    let (all, buffers) = buffers.split_at_mut(rows * spec.features());
+    let (mapped, buffers) = buffers.split_at_mut(rows * outputs);
+    let (keys, buffers) = buffers.split_at_mut(rows * half);
+    let (values, buffers) = buffers.split_at_mut(rows * half);
+    let positions: Vec<u32> = source.slots()[from.clone()].iter().map(|s| s.position).collect();
+    features(spec, source, source_rope, from, hidden, all);
+    bridge.normalise(all);
+    let mut flops = 0.0;
     for layer in spec.mapped_layers() {
         if stop.is_up() {
             return Err(Stopped.into());
         }
         let Some(map) = bridge.map(layer) else { continue };
-        input.clear();
-        for row in all.chunks_exact(spec.features()) {
-            let start = input.len();
-            spec.input_ranges(layer).into_iter().for_each(|range| input.extend_from_slice(&row[range]));
-            input.resize(start + map.weight.columns(), 0.0);
+        let columns = map.weight.columns();
+        let (input, room) = buffers.split_at_mut(rows * columns);
+        for (row, input) in all.chunks_exact(spec.features()).zip(input.chunks_exact_mut(columns)) {
+            let mut filled = 0;
+            for range in spec.input_ranges(layer) {
+                input[filled..filled + range.len()].copy_from_slice(&row[range.clone()]);
+                filled += range.len();
+            }
+            // The map's rows are padded to whole blocks.
+            input[filled..].fill(0.0);
         }
-        destination.multiply(&map.weight, &input, &mut mapped);
-        flops += 2.0 * (rows * outputs * map.weight.columns()) as f64;
+        destination.multiply(&map.weight, input, mapped, bytemuck::cast_slice_mut(room));
+        flops += 2.0 * (rows * outputs * columns) as f64;
         for (at, (row, position)) in mapped.chunks_exact_mut(outputs).zip(&positions).enumerate() {
             for (value, bias) in row.iter_mut().zip(&map.bias) {
                 *value += bias;
@@ -326,7 +379,7 @@ fn map_block(
             keys[at * half..(at + 1) * half].copy_from_slice(k);
             values[at * half..(at + 1) * half].copy_from_slice(v);
         }
-        cache.write(layer, into.start, &keys, &values);
+        cache.write(layer, into, keys, values);
     }
     Ok(flops)
 }

@@ -57,7 +57,7 @@ pub trait Decoder {
     fn chunk_limit(&self) -> usize;
 
     /// Hidden states `[tokens, width]` of token ids, before the first layer.
-    fn embed(&self, tokens: &[u32], hidden: &mut Vec<f32>);
+    fn embed(&self, tokens: &[u32], hidden: &mut [f32]);
 
     /// Runs `layers` over hidden states `[slots, width]` in place. Keys and values of the slots (made room for
     /// beforehand) are written to the cache; attention sees every slot up to its own.
@@ -70,8 +70,9 @@ pub trait Decoder {
         stop: &StopFlag,
     ) -> Result<(), Stopped>;
 
-    /// `input [rows, columns] -> output [rows, matrix.rows]` through the engine's matrix kernels.
-    fn multiply(&self, matrix: &Q8Matrix, input: &[f32], output: &mut [f32]);
+    /// `input [rows, columns] -> output [rows, matrix.rows]` through the engine's matrix kernels, in as many words of room
+    /// as [`Q8Matrix::room`] says.
+    fn multiply(&self, matrix: &Q8Matrix, input: &[f32], output: &mut [f32], room: &mut [i32]);
 
     /// Floating-point operations of reading `tokens` tokens through `layers` layers after `context` cached ones.
     fn flops(&self, layers: usize, tokens: usize, context: usize) -> f64;

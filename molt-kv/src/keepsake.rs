@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io::{BufReader, BufWriter, Read as _, Seek as _, Write as _};
 use std::path::Path;
 
-use half::f16;
 use molt_scheduler::units::{Bytes, Tokens};
 
 use crate::cache::{CacheError, CacheShape, KvCache, Slot};
@@ -77,12 +76,9 @@ impl Keepsake {
         cache.set_next_position(self.next_position);
         self.file.rewind()?;
         let mut reader = BufReader::new(&self.file);
-        let mut plane = vec![f16::ZERO; self.slots.len() * self.shape.kv_width()];
-        for layer in 0..self.shape.layers {
-            reader.read_exact(bytemuck::cast_slice_mut(&mut plane))?;
-            let keys = plane.clone();
-            reader.read_exact(bytemuck::cast_slice_mut(&mut plane))?;
-            cache.write_halves(layer, &keys, &plane);
+        // Straight into the cache: a long one's buffers would be megabytes that no books know.
+        for plane in cache.planes_mut() {
+            reader.read_exact(bytemuck::cast_slice_mut(plane))?;
         }
         Ok(cache)
     }

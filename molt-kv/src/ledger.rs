@@ -28,7 +28,15 @@ impl Kind {
 
 /// Shared counters of bytes in use, one a kind.
 #[derive(Debug, Clone, Default)]
-pub struct Ledger(Arc<[AtomicU64; 4]>);
+pub struct Ledger(Arc<Counters>);
+
+#[derive(Debug, Default)]
+struct Counters {
+    kinds: [AtomicU64; 4],
+    files: AtomicU64,
+    total: AtomicU64,
+    peak: AtomicU64,
+}
 
 impl Ledger {
     /// Empty books.
@@ -38,20 +46,44 @@ impl Ledger {
 
     /// Bytes of that kind in use.
     pub fn used(&self, kind: Kind) -> Bytes {
-        Bytes::new(self.0[kind as usize].load(Ordering::Relaxed))
+        Bytes::new(self.0.kinds[kind as usize].load(Ordering::Relaxed))
     }
 
     /// All bytes in use.
     pub fn total(&self) -> Bytes {
-        Kind::ALL.iter().map(|kind| self.used(*kind)).sum()
+        Bytes::new(self.0.total.load(Ordering::Relaxed))
+    }
+
+    /// The most that was in use at any moment since this was last asked; what is in use now is where it begins again.
+    pub fn take_peak(&self) -> Bytes {
+        Bytes::new(self.0.peak.swap(self.total().get(), Ordering::Relaxed))
+    }
+
+    /// Of all bytes in use, those that lie in mapped files: clean pages, resident when they have been touched, and the
+    /// system's to drop.
+    pub fn files(&self) -> Bytes {
+        Bytes::new(self.0.files.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn charge_file(&self, kind: Kind, bytes: u64) {
+        self.charge(kind, bytes);
+        self.0.files.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn give_back_file(&self, kind: Kind, bytes: u64) {
+        self.give_back(kind, bytes);
+        self.0.files.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn charge(&self, kind: Kind, bytes: u64) {
-        self.0[kind as usize].fetch_add(bytes, Ordering::Relaxed);
+        self.0.kinds[kind as usize].fetch_add(bytes, Ordering::Relaxed);
+        let total = self.0.total.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.0.peak.fetch_max(total, Ordering::Relaxed);
     }
 
     pub(crate) fn give_back(&self, kind: Kind, bytes: u64) {
-        let before = self.0[kind as usize].fetch_sub(bytes, Ordering::Relaxed);
+        let before = self.0.kinds[kind as usize].fetch_sub(bytes, Ordering::Relaxed);
+        self.0.total.fetch_sub(bytes, Ordering::Relaxed);
         debug_assert!(before >= bytes, "more {kind:?} given back than was charged");
     }
 }

@@ -2,7 +2,7 @@
 //! lone token, from memory (what decoding sees). `cargo bench --workspace --bench kernels`.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use molt_models::kernels::{Format, Weights};
+use molt_models::kernels::{Format, Weights, room};
 
 const FORMATS: [Format; 8] =
     [Format::Q4_0, Format::Q4_1, Format::Q5_0, Format::Q8_0, Format::Q4K, Format::Q6K, Format::F16, Format::F32];
@@ -23,12 +23,13 @@ fn products(c: &mut Criterion) {
             for tokens in counts {
                 let input: Vec<f32> = (0..tokens * COLUMNS).map(|i| (i as f32 * 0.37).sin()).collect();
                 let mut output = vec![0.0; tokens * rows];
+                let mut room = vec![0; room(*tokens, COLUMNS, &[format])];
                 let work = u64::try_from(rows * COLUMNS * tokens).unwrap_or(u64::MAX);
                 group.throughput(Throughput::Elements(work));
                 group.sample_size(10);
                 group.bench_function(BenchmarkId::from_parameter(tokens), |b| {
                     // From inside of the pool, as the engine's thread calls.
-                    rayon::scope(|_| b.iter(|| weights.multiply(&input, &mut output)));
+                    rayon::scope(|_| b.iter(|| weights.multiply(&input, &mut output, &mut room)));
                 });
             }
             group.finish();

@@ -18,7 +18,7 @@ use crate::attention::attend;
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::file::ModelFile;
-use crate::kernels::{Format, Product, Weights, multiply_all, silu_mul};
+use crate::kernels::{Format, Product, Weights, multiply_all, room, silu_mul};
 use crate::matrix::Matrix;
 use crate::precision::{self, Origin, Precision, Stored};
 
@@ -51,6 +51,8 @@ pub struct Model {
     embedding: Option<Matrix>,
     output_norm: Vec<f32>,
     blocks: Vec<Block>,
+    /// Hidden states of a pass, `[CHUNK, width]`. Held by the pass, which takes the scratch layer by layer.
+    hidden: Mutex<Region>,
     scratch: Mutex<Scratch>,
 }
 
@@ -74,14 +76,14 @@ struct Linear {
 }
 
 impl Linear {
-    fn apply(&self, input: &[f32], output: &mut [f32]) {
-        Self::apply_all(input, &mut [(self, output)]);
+    fn apply(&self, input: &[f32], output: &mut [f32], room: &mut [i32]) {
+        Self::apply_all(input, &mut [(self, output)], room);
     }
 
     /// Several layers of the same inputs at once.
-    fn apply_all<const N: usize>(input: &[f32], layers: &mut [(&Self, &mut [f32]); N]) {
+    fn apply_all<const N: usize>(input: &[f32], layers: &mut [(&Self, &mut [f32]); N], room: &mut [i32]) {
         let mut products = layers.each_mut().map(|(layer, output)| Product { weights: layer.weight.view(), output });
-        multiply_all(input, &mut products);
+        multiply_all(input, &mut products, room);
         for (layer, output) in layers {
             let Some(bias) = &layer.bias else { continue };
             for row in output.chunks_exact_mut(bias.len()) {
@@ -91,11 +93,13 @@ impl Linear {
     }
 }
 
-/// Buffers of a pass, in one region, cut for the tokens at hand.
+/// Buffers of a pass, cut for the tokens at hand.
 #[derive(Debug)]
 struct Scratch {
     region: Region,
     logits: Region,
+    /// Where products round their inputs.
+    room: Region,
 }
 
 impl Scratch {
@@ -107,14 +111,44 @@ impl Scratch {
         LOGITS * (config.vocab + config.width)
     }
 
-    fn bytes(config: &ModelConfig) -> usize {
-        (Self::floats(config) + Self::logits(config)) * size_of::<f32>()
+    fn hidden(config: &ModelConfig) -> usize {
+        CHUNK * config.width
     }
 
-    fn new(config: &ModelConfig, ledger: &Ledger) -> Result<Self, ModelError> {
-        let region = Region::new(ledger, Kind::Scratch, Self::floats(config) * size_of::<f32>())?;
-        let logits = Region::new(ledger, Kind::Scratch, Self::logits(config) * size_of::<f32>())?;
-        Ok(Self { region, logits })
+    /// Words of room that the largest of a pass's products takes.
+    fn room(file: &ModelFile, precision: Precision) -> usize {
+        let config = file.config();
+        let format = |name: &str, stored| file.tensor(name).map(|t| precision::format_at(t, stored));
+        let head: Vec<Format> = format(file.shared_table(), precision.table).into_iter().collect();
+        let mut most = room(LOGITS, config.width, &head);
+        // Those that share their inputs.
+        for (parts, columns) in [
+            (&["attn_q", "attn_k", "attn_v"][..], config.width),
+            (&["attn_output"], config.q_width()),
+            (&["ffn_gate", "ffn_up"], config.width),
+            (&["ffn_down"], config.ffn_width),
+        ] {
+            for layer in 0..config.layers {
+                let formats =
+                    parts.iter().filter_map(|part| format(&format!("blk.{layer}.{part}.weight"), precision.linear));
+                most = most.max(room(CHUNK, columns, &formats.collect::<Vec<_>>()));
+            }
+        }
+        most
+    }
+
+    /// Of a whole model, hidden states included.
+    fn bytes(file: &ModelFile, precision: Precision) -> usize {
+        let config = file.config();
+        let floats = Self::floats(config) + Self::logits(config) + Self::hidden(config);
+        floats * size_of::<f32>() + Self::room(file, precision) * size_of::<i32>()
+    }
+
+    fn new(file: &ModelFile, precision: Precision, ledger: &Ledger) -> Result<Self, ModelError> {
+        let words = |words: usize| Region::new(ledger, Kind::Scratch, words * size_of::<f32>());
+        let config = file.config();
+        let (region, logits) = (words(Self::floats(config))?, words(Self::logits(config))?);
+        Ok(Self { region, logits, room: words(Self::room(file, precision))? })
     }
 }
 
@@ -138,7 +172,7 @@ impl Model {
                 weights += at(&format!("blk.{layer}.{name}.weight"), precision.linear);
             }
         }
-        ModelBytes { weights: Bytes::from(weights), scratch: Bytes::from(Scratch::bytes(config)) }
+        ModelBytes { weights: Bytes::from(weights), scratch: Bytes::from(Scratch::bytes(file, precision)) }
     }
 
     /// Loads a file at a precision. `source` is the SHA-256 that the ladder has for the file.
@@ -206,7 +240,8 @@ impl Model {
         Ok(Self {
             rope: config.rope(),
             output_norm: vector("output_norm.weight", config.width)?,
-            scratch: Mutex::new(Scratch::new(&config, ledger)?),
+            hidden: Mutex::new(Region::new(ledger, Kind::Scratch, Scratch::hidden(&config) * size_of::<f32>())?),
+            scratch: Mutex::new(Scratch::new(file, precision, ledger)?),
             source: source.to_owned(),
             table,
             embedding,
@@ -230,7 +265,7 @@ impl Model {
 
     /// Logits `[vocab]` of the token whose hidden state `[width]` left the last layer, lent to `use_them`.
     pub fn with_logits<T>(&self, hidden: &[f32], use_them: impl FnOnce(&mut [f32]) -> T) -> T {
-        use_them(self.head(hidden, &mut self.scratch.lock().logits))
+        use_them(self.head(hidden, &mut self.scratch.lock()))
     }
 
     /// Logits of several tokens `[tokens, width]`, lent to `use_them` one after another with their place; the output
@@ -238,7 +273,7 @@ impl Model {
     pub fn with_each_logits(&self, hidden: &[f32], mut use_them: impl FnMut(usize, &mut [f32])) {
         let mut scratch = self.scratch.lock();
         for (group, hidden) in hidden.chunks(LOGITS * self.config.width).enumerate() {
-            let logits = self.head(hidden, &mut scratch.logits).chunks_exact_mut(self.config.vocab);
+            let logits = self.head(hidden, &mut scratch).chunks_exact_mut(self.config.vocab);
             for (at, logits) in logits.enumerate() {
                 use_them(group * LOGITS + at, logits);
             }
@@ -246,12 +281,12 @@ impl Model {
     }
 
     /// The output head over at most [`LOGITS`] tokens.
-    fn head<'s>(&self, hidden: &[f32], scratch: &'s mut Region) -> &'s mut [f32] {
+    fn head<'s>(&self, hidden: &[f32], scratch: &'s mut Scratch) -> &'s mut [f32] {
         let tokens = hidden.len() / self.config.width;
-        let (logits, normed) = scratch.as_mut_slice::<f32>().split_at_mut(LOGITS * self.config.vocab);
+        let (logits, normed) = scratch.logits.as_mut_slice::<f32>().split_at_mut(LOGITS * self.config.vocab);
         let (logits, normed) = (&mut logits[..tokens * self.config.vocab], &mut normed[..hidden.len()]);
         rms_norm(hidden, &self.output_norm, self.config.rms_eps, normed);
-        self.table.view().multiply(normed, logits);
+        self.table.view().multiply(normed, logits, scratch.room.as_mut_slice());
         logits
     }
 
@@ -266,17 +301,18 @@ impl Model {
     pub fn read_all(&self, tokens: &[u32], cache: &mut KvCache, stop: &StopFlag) -> Result<Vec<f32>, ModelError> {
         let before = cache.len();
         let mut all = Vec::with_capacity(tokens.len() * self.config.width);
-        let mut hidden = Vec::new();
+        let mut hidden = self.hidden.lock();
         for chunk in tokens.chunks(CHUNK) {
+            let hidden = &mut hidden.as_mut_slice::<f32>()[..chunk.len() * self.config.width];
             let read = cache.append(chunk).map_err(ModelError::from).and_then(|slots| {
-                self.embed(chunk, &mut hidden);
-                Ok(self.run_layers(0..self.config.layers, &mut hidden, cache, slots, stop)?)
+                self.embed(chunk, hidden);
+                Ok(self.run_layers(0..self.config.layers, hidden, cache, slots, stop)?)
             });
             if let Err(error) = read {
                 cache.truncate(before);
                 return Err(error);
             }
-            all.extend_from_slice(&hidden);
+            all.extend_from_slice(hidden);
         }
         Ok(all)
     }
@@ -300,7 +336,7 @@ impl Model {
     fn passes(&self, parts: &mut [Part<'_>], stop: &StopFlag) -> Result<Vec<f32>, ModelError> {
         let width = self.config.width;
         let mut last = vec![0.0; parts.len() * width];
-        let mut hidden = Vec::new();
+        let mut hidden = self.hidden.lock();
         // Of each part, how many of its tokens have been read.
         let mut read = vec![0; parts.len()];
         loop {
@@ -322,8 +358,9 @@ impl Model {
             if tokens.is_empty() {
                 return Ok(last);
             }
-            self.embed(&tokens, &mut hidden);
-            self.run(0..self.config.layers, &mut hidden, &mut segments, stop)?;
+            let hidden = &mut hidden.as_mut_slice::<f32>()[..tokens.len() * width];
+            self.embed(&tokens, hidden);
+            self.run(0..self.config.layers, hidden, &mut segments, stop)?;
             for (index, token) in ends {
                 last[index * width..(index + 1) * width].copy_from_slice(&hidden[token * width..(token + 1) * width]);
             }
@@ -342,7 +379,8 @@ impl Model {
         let n = hidden.len() / c.width;
         debug_assert!(n <= CHUNK && segments.iter().map(|s| s.slots.len()).sum::<usize>() == n);
         let mut scratch = self.scratch.lock();
-        let mut rest = scratch.region.as_mut_slice::<f32>();
+        let Scratch { region, room, .. } = &mut *scratch;
+        let (mut rest, room) = (region.as_mut_slice::<f32>(), room.as_mut_slice::<i32>());
         let mut take = |width: usize| -> &mut [f32] {
             let (part, after) = std::mem::take(&mut rest).split_at_mut(n * width);
             rest = after;
@@ -361,7 +399,7 @@ impl Model {
             }
             let block = &self.blocks[layer];
             rms_norm(hidden, &block.attn_norm, c.rms_eps, normed);
-            Linear::apply_all(normed, &mut [(&block.q, q), (&block.k, k), (&block.v, v)]);
+            Linear::apply_all(normed, &mut [(&block.q, q), (&block.k, k), (&block.v, v)], room);
             for (at, position) in positions.iter().enumerate() {
                 self.rope.turn(&mut q[at * c.q_width()..(at + 1) * c.q_width()], *position, Turn::Forward);
                 self.rope.turn(&mut k[at * c.kv_width()..(at + 1) * c.kv_width()], *position, Turn::Forward);
@@ -378,15 +416,15 @@ impl Model {
             if stop.is_up() {
                 return Err(Stopped);
             }
-            block.output.apply(mixed, normed);
+            block.output.apply(mixed, normed, room);
             hidden.iter_mut().zip(&*normed).for_each(|(h, o)| *h += o);
             rms_norm(hidden, &block.ffn_norm, c.rms_eps, normed);
-            Linear::apply_all(normed, &mut [(&block.gate, gate), (&block.up, up)]);
+            Linear::apply_all(normed, &mut [(&block.gate, gate), (&block.up, up)], room);
             if stop.is_up() {
                 return Err(Stopped);
             }
             gate.par_chunks_mut(SILU).zip(up.par_chunks(SILU)).for_each(|(gate, up)| silu_mul(gate, up));
-            block.down.apply(gate, normed);
+            block.down.apply(gate, normed, room);
             hidden.iter_mut().zip(&*normed).for_each(|(h, o)| *h += o);
         }
         Ok(())
@@ -430,10 +468,9 @@ impl Decoder for Model {
         CHUNK
     }
 
-    fn embed(&self, tokens: &[u32], hidden: &mut Vec<f32>) {
+    fn embed(&self, tokens: &[u32], hidden: &mut [f32]) {
         let table = self.embedding.as_ref().unwrap_or(&self.table).view();
-        hidden.clear();
-        hidden.resize(tokens.len() * self.config.width, 0.0);
+        assert_eq!(hidden.len(), tokens.len() * self.config.width, "one hidden state for each token");
         for (token, row) in tokens.iter().zip(hidden.chunks_exact_mut(self.config.width)) {
             // Ids come from the model's own tokenizer and sampler; a foreign one must not bring the engine down.
             let id = usize::try_from(*token).unwrap_or(0).min(self.config.vocab - 1);
@@ -452,9 +489,9 @@ impl Decoder for Model {
         self.run(layers, hidden, &mut [Segment { cache, slots }], stop)
     }
 
-    fn multiply(&self, matrix: &Q8Matrix, input: &[f32], output: &mut [f32]) {
+    fn multiply(&self, matrix: &Q8Matrix, input: &[f32], output: &mut [f32], room: &mut [i32]) {
         match Weights::new(Format::Q8_0, matrix.rows(), matrix.columns(), matrix.bytes()) {
-            Some(weights) => weights.multiply(input, output),
+            Some(weights) => weights.multiply(input, output, room),
             None => unreachable!("a Q8Matrix has the size that its shape says"),
         }
     }

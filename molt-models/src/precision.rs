@@ -141,7 +141,7 @@ pub(crate) fn build(
         return Ok(matrix);
     }
     let bytes = bytes_at(entry, stored);
-    let mut region = Region::new(ledger, Kind::Weights, bytes)?;
+    let mut region = Region::huge(ledger, Kind::Weights, bytes)?;
     let stored_bytes = &file.region().bytes()[entry.range.clone()];
     let whole = fill(entry, stored_bytes, stored, &mut region.as_mut_slice::<u8>()[..bytes], stop);
     // The stored blocks have served; they would only count twice.

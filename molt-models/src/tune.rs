@@ -85,14 +85,15 @@ impl Lesson {
         let mut from = KvCache::new(source.cache_shape(), Tokens::from(context), &ledger)?;
         source.read(&window[..context], &mut from, &stop)?;
         let mut to = KvCache::new(destination.cache_shape(), Tokens::from(window.len()), &ledger)?;
-        let (mut after_native, mut last, mut hidden) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut after_native, mut last) = (Vec::new(), Vec::new());
+        let mut hidden = vec![0.0; CHUNK * spec.destination_width];
         for chunk in window.chunks(CHUNK) {
-            let slots = to.append(chunk)?;
-            destination.embed(chunk, &mut hidden);
-            destination.run_layers(0..spec.native_layers, &mut hidden, &mut to, slots.clone(), &stop)?;
-            after_native.extend_from_slice(&hidden);
-            destination.run_layers(spec.mapped_layers(), &mut hidden, &mut to, slots, &stop)?;
-            last.extend_from_slice(&hidden);
+            let (slots, hidden) = (to.append(chunk)?, &mut hidden[..chunk.len() * spec.destination_width]);
+            destination.embed(chunk, hidden);
+            destination.run_layers(0..spec.native_layers, hidden, &mut to, slots.clone(), &stop)?;
+            after_native.extend_from_slice(hidden);
+            destination.run_layers(spec.mapped_layers(), hidden, &mut to, slots, &stop)?;
+            last.extend_from_slice(hidden);
         }
         let width = spec.destination_width;
         let mapped = exact_first..start;

@@ -129,11 +129,11 @@ fn a_healed_cache_is_what_a_native_read_makes() {
         while heal::left(&cache) > Tokens::ZERO {
             let before: Vec<_> = [cache.keys(2), cache.values(2)].map(<[_]>::to_vec).to_vec();
             stop.raise();
-            assert!(heal::heal(&mut cache, &small, Tokens::new(chunk), &stop).is_err());
+            assert!(heal::heal(&mut cache, &small, Tokens::new(chunk), &ledger, &stop).is_err());
             assert_eq!(before, [cache.keys(2), cache.values(2)], "given up, and changed nothing");
             stop.lower();
             let left = heal::left(&cache);
-            let healed = heal::heal(&mut cache, &small, Tokens::new(chunk), &stop).unwrap();
+            let healed = heal::heal(&mut cache, &small, Tokens::new(chunk), &ledger, &stop).unwrap();
             assert_eq!((healed, heal::left(&cache)), (left.min(Tokens::new(chunk)), left - healed));
             if at < tokens.len() {
                 small.read(&tokens[at..at + 1], &mut cache, &stop).unwrap();

@@ -121,7 +121,7 @@ fn layers_run_one_by_one() {
     let (whole, expected) = read(&model, &tokens, &ledger);
     let mut cache = KvCache::new(model.cache_shape(), Tokens::new(600), &ledger).unwrap();
     let slots = cache.append(&tokens).unwrap();
-    let mut hidden = Vec::new();
+    let mut hidden = vec![0.0; tokens.len() * model.config().width];
     model.embed(&tokens, &mut hidden);
     for layer in 0..model.config().layers {
         model.run_layers(layer..layer + 1, &mut hidden, &mut cache, slots.clone(), &StopFlag::new()).unwrap();

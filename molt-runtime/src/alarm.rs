@@ -2,15 +2,27 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use molt_kv::decoder::StopFlag;
 use molt_scheduler::units::Bytes;
+use parking_lot::Mutex;
 
 /// Shared by the engine, which notes what it uses, and by those who know how much it may use.
 #[derive(Debug, Clone, Default)]
 pub struct Alarm {
     flag: StopFlag,
     used: Arc<AtomicU64>,
+    rings: Arc<Mutex<Rings>>,
+}
+
+/// When it rang, for whoever measures how long memory takes to come back.
+#[derive(Debug, Default)]
+struct Rings {
+    /// First, since it was last forgotten.
+    first: Option<Instant>,
+    /// First, before it was last forgotten: what the round that follows answers.
+    heard: Option<Instant>,
 }
 
 impl Alarm {
@@ -22,17 +34,50 @@ impl Alarm {
     /// Interrupts the engine where it uses more than that. A budget that holds what is used waits for the next round.
     pub fn ring_if_over(&self, budget: Bytes) {
         if budget.get() < self.used.load(Ordering::Relaxed) {
+            self.rings.lock().first.get_or_insert_with(Instant::now);
             self.flag.raise();
         }
     }
 
     /// Forgotten before the budget of the next round is read, so that no interruption after that is lost.
     pub fn forget(&self) {
+        let mut rings = self.rings.lock();
+        let first = rings.first.take();
+        rings.heard = rings.heard.or(first);
+        drop(rings);
         self.flag.lower();
+    }
+
+    /// When the signal came that the round now beginning answers, if one came; told once.
+    pub(crate) fn heard(&self) -> Option<Instant> {
+        self.rings.lock().heard.take()
     }
 
     /// What work is given up by.
     pub fn flag(&self) -> &StopFlag {
         &self.flag
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_ring_of_several_is_the_one_that_a_round_answers() {
+        let alarm = Alarm::default();
+        alarm.note(Bytes::new(10));
+        let before = Instant::now();
+        alarm.ring_if_over(Bytes::new(9));
+        let after = Instant::now();
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        alarm.ring_if_over(Bytes::new(8));
+        assert_eq!(alarm.heard(), None, "not before it was forgotten");
+        alarm.forget();
+        assert!(alarm.heard().is_some_and(|heard| before <= heard && heard <= after));
+        assert_eq!(alarm.heard(), None, "told once");
+        alarm.ring_if_over(Bytes::new(10));
+        alarm.forget();
+        assert_eq!(alarm.heard(), None, "a budget that holds what is used is no signal");
     }
 }

@@ -276,13 +276,14 @@ fn observe(
     let mut from = KvCache::new(source.cache_shape(), limit, ledger)?;
     source.read(window, &mut from, &stop)?;
     let mut to = KvCache::new(destination.cache_shape(), limit, ledger)?;
-    let (mut after_native, mut hidden) = (Vec::new(), Vec::new());
+    let mut after_native = Vec::new();
+    let mut hidden = vec![0.0; CHUNK * spec.destination_width];
     for chunk in window.chunks(CHUNK) {
-        let slots = to.append(chunk)?;
-        destination.embed(chunk, &mut hidden);
-        destination.run_layers(0..spec.native_layers, &mut hidden, &mut to, slots.clone(), &stop)?;
-        after_native.extend_from_slice(&hidden);
-        destination.run_layers(spec.mapped_layers(), &mut hidden, &mut to, slots, &stop)?;
+        let (slots, hidden) = (to.append(chunk)?, &mut hidden[..chunk.len() * spec.destination_width]);
+        destination.embed(chunk, hidden);
+        destination.run_layers(0..spec.native_layers, hidden, &mut to, slots.clone(), &stop)?;
+        after_native.extend_from_slice(hidden);
+        destination.run_layers(spec.mapped_layers(), hidden, &mut to, slots, &stop)?;
     }
     let skipped = SKIPPED.min(window.len() / 2);
     let hidden = &after_native[skipped * spec.destination_width..];

@@ -117,6 +117,26 @@ pub enum Event {
         /// How long it took.
         release_ms: f64,
     },
+    /// Memory that was wanted is back with the system: the resident set has fallen below the budget.
+    Reaction {
+        /// From the signal to here.
+        reaction_ms: f64,
+        /// Bytes in use when the signal came.
+        before_bytes: Bytes,
+        /// Bytes that may be used now.
+        budget_bytes: Bytes,
+        /// What the system says is resident.
+        rss_bytes: Bytes,
+    },
+    /// The first token that a reader gets after memory was wanted in the middle of its answer.
+    Stall {
+        /// Whose.
+        tenant: String,
+        /// Its class.
+        class: Class,
+        /// From the token before.
+        stall_ms: f64,
+    },
     /// A step, or the loading of a bigger rung, was given up because memory is wanted; it is done again, and nothing of it
     /// was kept.
     GivenUp {

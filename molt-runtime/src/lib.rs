@@ -16,6 +16,7 @@ pub mod paths;
 pub mod record;
 pub mod replay;
 pub mod report;
+pub mod sampler;
 pub mod service;
 pub mod systemd;
 pub mod texts;

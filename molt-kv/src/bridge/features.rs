@@ -10,7 +10,7 @@ use crate::bridge::spec::BridgeSpec;
 use crate::cache::KvCache;
 use crate::rope::{Rope, Turn};
 
-/// Features `[slots, spec.features()]`: keys before RoPE and values of every source layer, then the RMS-normalised
+/// Features `[slots, spec.features()]`, written to `out`: keys before RoPE and values of every source layer, then the RMS-normalised
 /// hidden state `hidden [slots, width]` that leaves the destination's native layers.
 pub(crate) fn features(
     spec: &BridgeSpec,
@@ -18,10 +18,10 @@ pub(crate) fn features(
     rope: &Rope,
     slots: Range<usize>,
     hidden: &[f32],
-) -> Vec<f32> {
+    out: &mut [f32],
+) {
     let (width, group) = (spec.features(), spec.group_width());
     let hidden_width = spec.destination_width;
-    let mut out = vec![0.0; slots.len() * width];
     out.par_chunks_mut(width).zip(hidden.par_chunks(hidden_width)).zip(slots.into_par_iter()).for_each(
         |((row, hidden), slot)| {
             let (groups, last) = row.split_at_mut(width - hidden_width);
@@ -35,7 +35,6 @@ pub(crate) fn features(
             }
         },
     );
-    out
 }
 
 /// Scales features `[rows, width]` in place to what maps expect.

@@ -68,7 +68,9 @@ impl Sample {
                 keys_and_values(destination.0, destination.1, layer, slot, out);
             }
         });
-        Self { rows, features: features(spec, source.0, source.1, slots, hidden), targets }
+        let mut inputs = vec![0.0; rows * spec.features()];
+        features(spec, source.0, source.1, slots, hidden, &mut inputs);
+        Self { rows, features: inputs, targets }
     }
 }
 
@@ -329,7 +331,8 @@ impl Fitted {
     /// Scaled features `[slots, spec.features()]`, as the maps take them; `hidden [slots, width]` left the destination's
     /// native layers.
     pub fn inputs(&self, source: (&KvCache, &Rope), slots: Range<usize>, hidden: &[f32]) -> Vec<f32> {
-        let mut all = features(&self.0.spec, source.0, source.1, slots, hidden);
+        let mut all = vec![0.0; slots.len() * self.0.spec.features()];
+        features(&self.0.spec, source.0, source.1, slots, hidden, &mut all);
         normalise(&mut all, &self.0.mean, &self.0.inverse_scale);
         all
     }

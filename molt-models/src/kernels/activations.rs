@@ -9,19 +9,19 @@
 use crate::kernels::format::{Format, RUN};
 use crate::kernels::{ISA, Isa};
 
-/// Rows of inputs as whole numbers with their scales.
+/// Rows of inputs as whole numbers with their scales, in room that somebody lends.
 #[derive(Debug)]
-pub(super) struct Activations {
+pub(super) struct Activations<'a> {
     tokens: usize,
     runs: usize,
     /// Runs that share a scale: 1 or 8.
     runs_per_block: usize,
     /// `[runs, tokens]`: 32 signed bytes, as eight words of four.
-    quants: Vec<[i32; 8]>,
+    quants: &'a [[i32; 8]],
     /// `[runs, tokens]`: sums of the first and of the last 16 of a run, each in 16 bits of the word, low half first.
-    sums: Vec<i32>,
+    sums: &'a [i32],
     /// `[blocks, tokens]`.
-    scales: Vec<f32>,
+    scales: &'a [f32],
 }
 
 /// Inputs that share a scale, for weights of a format.
@@ -29,31 +29,36 @@ pub(super) fn block_len(format: Format) -> usize {
     format.block_len().max(RUN)
 }
 
-impl Activations {
-    /// Rounds `input [tokens, columns]`, where `columns` are whole blocks of `block` (32 or 256) inputs.
-    pub(super) fn new(input: &[f32], columns: usize, block: usize) -> Self {
-        let (tokens, runs) = (input.len() / columns, columns / RUN);
-        let mut own = Self {
-            tokens,
-            runs,
-            runs_per_block: block / RUN,
-            quants: vec![[0; 8]; runs * tokens],
-            sums: vec![0; runs * tokens],
-            scales: vec![0.0; columns / block * tokens],
-        };
+/// Words of room that rounding `tokens` rows of `columns` inputs takes, in blocks of `block`.
+pub(super) fn words(tokens: usize, columns: usize, block: usize) -> usize {
+    (columns / RUN * 9 + columns / block) * tokens
+}
+
+impl<'a> Activations<'a> {
+    /// Rounds `input [tokens, columns]`, where `columns` are whole blocks of `block` (32 or 256) inputs, into the front
+    /// of `room`; returns what is left of it.
+    ///
+    /// # Panics
+    /// Where the room is smaller than [`words`].
+    pub(super) fn new(input: &[f32], columns: usize, block: usize, room: &'a mut [i32]) -> (Self, &'a mut [i32]) {
+        let (tokens, runs, runs_per_block) = (input.len() / columns, columns / RUN, block / RUN);
+        let (quants, room) = room.split_at_mut(runs * tokens * 8);
+        let (sums, room) = room.split_at_mut(runs * tokens);
+        let (scales, rest) = room.split_at_mut(columns / block * tokens);
+        let (quants, scales) = (quants.as_chunks_mut::<8>().0, bytemuck::cast_slice_mut::<i32, f32>(scales));
         for (token, row) in input.chunks_exact(columns).enumerate() {
             for (index, values) in row.chunks_exact(block).enumerate() {
                 let largest = largest(values);
                 let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-                own.scales[index * tokens + token] = largest / 127.0;
+                scales[index * tokens + token] = largest / 127.0;
                 for (run, values) in values.as_chunks::<RUN>().0.iter().enumerate() {
-                    let at = (index * own.runs_per_block + run) * tokens + token;
-                    let bytes: &mut [i8; RUN] = bytemuck::cast_mut(&mut own.quants[at]);
-                    own.sums[at] = round(values, inverse, bytes);
+                    let at = (index * runs_per_block + run) * tokens + token;
+                    let bytes: &mut [i8; RUN] = bytemuck::cast_mut(&mut quants[at]);
+                    sums[at] = round(values, inverse, bytes);
                 }
             }
         }
-        own
+        (Self { tokens, runs, runs_per_block, quants, sums, scales }, rest)
     }
 
     #[inline]
@@ -73,17 +78,17 @@ impl Activations {
 
     /// `[runs, tokens]` of 32 bytes.
     pub(super) fn quants(&self) -> &[[i32; 8]] {
-        &self.quants
+        self.quants
     }
 
     /// `[runs, tokens]` of the two sums of a run.
     pub(super) fn sums(&self) -> &[i32] {
-        &self.sums
+        self.sums
     }
 
     /// `[blocks, tokens]`.
     pub(super) fn scales(&self) -> &[f32] {
-        &self.scales
+        self.scales
     }
 }
 

@@ -17,7 +17,7 @@ use std::sync::LazyLock;
 use half::f16;
 
 pub use format::{Format, RUN};
-pub use product::{Product, multiply_all};
+pub use product::{Product, multiply_all, room};
 pub use weights::Weights;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

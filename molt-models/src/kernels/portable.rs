@@ -12,7 +12,7 @@ use crate::kernels::format::{Format, RUN, frame};
 /// `sum += (d dx) integers - (dmin dx) offsets`, in the order of the blocks, each step rounded once. Every vector kernel
 /// does exactly the same operations, so results do not depend on the machine or on how many tokens are multiplied at a
 /// time.
-pub(super) fn dot_quantized(format: Format, row: &[u8], x: &Activations, token: usize) -> f32 {
+pub(super) fn dot_quantized(format: Format, row: &[u8], x: &Activations<'_>, token: usize) -> f32 {
     let per_block = x.runs() / x.blocks();
     let mut total = 0.0f32;
     for block in 0..x.blocks() {

@@ -4,17 +4,16 @@
 //! tokens pass by them. A token's result is the same to the last bit whatever other tokens there are: a prompt that is
 //! read in other chunks, or beside other sequences, gives the same.
 
-use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
-use crate::kernels::activations::{Activations, block_len};
+use crate::kernels::activations::{Activations, block_len, words};
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::avx2;
 use crate::kernels::columns::Columns;
-use crate::kernels::{ISA, Isa, Left, RUN, Weights, panel, portable};
+use crate::kernels::{Format, ISA, Isa, Left, RUN, Weights, panel, portable};
 
 /// Rows of quantised weights in a tile.
 const QUANTIZED_LANES: usize = 8;
@@ -38,13 +37,25 @@ pub struct Product<'w, 'o> {
 
 impl Weights<'_> {
     /// `input [m, columns] -> output [m, rows]`, on all threads of the current pool. With quantised weights, inputs are
-    /// rounded to 8 bits.
+    /// rounded to 8 bits. The room is as large as [`room`] says.
     ///
     /// # Panics
-    /// Where `input` and `output` do not hold the same number of rows.
-    pub fn multiply(&self, input: &[f32], output: &mut [f32]) {
-        multiply_all(input, &mut [Product { weights: *self, output }]);
+    /// Where `input` and `output` do not hold the same number of rows, or the room is too small.
+    pub fn multiply(&self, input: &[f32], output: &mut [f32], room: &mut [i32]) {
+        multiply_all(input, &mut [Product { weights: *self, output }], room);
     }
+}
+
+/// Words of room that products of `tokens` rows of `columns` inputs with matrices of these formats take. Who computes
+/// lends it, so that it is somebody's in the books.
+pub fn room(tokens: usize, columns: usize, formats: &[Format]) -> usize {
+    let of = |narrow: bool| {
+        let quantized = formats.iter().filter(|format| format.is_quantized());
+        let block = quantized.map(|format| block_len(*format)).find(|block| (*block == RUN) == narrow);
+        block.map_or(0, |block| words(tokens, columns, block))
+    };
+    let floats = tokens > 1 && formats.iter().any(|format| !format.is_quantized());
+    of(true) + of(false) + if floats { tokens * columns } else { 0 }
 }
 
 /// Inputs `[m, columns]` in the form that a matrix takes.
@@ -52,7 +63,7 @@ impl Weights<'_> {
 enum Inputs<'a> {
     /// See [`in_stretches`].
     Floats(&'a [f32]),
-    Rounded(&'a Activations),
+    Rounded(&'a Activations<'a>),
 }
 
 struct Job<'a> {
@@ -65,21 +76,23 @@ struct Job<'a> {
 /// threads meet once.
 ///
 /// # Panics
-/// Where an output does not hold as many rows as `input`, or the matrices differ in width.
-pub fn multiply_all(input: &[f32], products: &mut [Product<'_, '_>]) {
+/// Where an output does not hold as many rows as `input`, the matrices differ in width, or the room is smaller than
+/// [`room`] says.
+pub fn multiply_all(input: &[f32], products: &mut [Product<'_, '_>], room: &mut [i32]) {
     let width = products.first().map_or(0, |product| product.weights.columns);
     // Rounded inputs are shared: a narrower matrix would be read past the end of its rows.
     assert!(products.iter().all(|product| product.weights.columns == width), "matrices of different widths");
-    let (mut narrow, mut wide): (Option<Activations>, Option<Activations>) = (None, None);
     let floats = products.iter().any(|product| !product.weights.format.is_quantized());
-    let floats = if floats { in_stretches(input, width) } else { Cow::Borrowed(input) };
+    let (floats, mut room) = if floats { in_stretches(input, width, room) } else { (input, room) };
+    let (mut narrow, mut wide): (Option<Activations<'_>>, Option<Activations<'_>>) = (None, None);
     for Product { weights, output } in &*products {
         let m = input.len() / weights.columns;
         assert!(input.len() == m * weights.columns && output.len() == m * weights.rows, "shapes do not fit");
         let block = block_len(weights.format);
         let kept = if block == RUN { &mut narrow } else { &mut wide };
         if weights.format.is_quantized() && kept.is_none() {
-            *kept = Some(Activations::new(input, weights.columns, block));
+            let (rounded, rest) = Activations::new(input, weights.columns, block, room);
+            (*kept, room) = (Some(rounded), rest);
         }
     }
     let mut jobs = Vec::with_capacity(products.len());
@@ -87,7 +100,7 @@ pub fn multiply_all(input: &[f32], products: &mut [Product<'_, '_>]) {
         let rounded = if block_len(weights.format) == RUN { &narrow } else { &wide };
         let inputs = match (weights.format.is_quantized(), rounded) {
             (true, Some(rounded)) => Inputs::Rounded(rounded),
-            _ => Inputs::Floats(&floats),
+            _ => Inputs::Floats(floats),
         };
         jobs.push(Job { weights: *weights, inputs, output: Columns::new(output, weights.rows) });
     }
@@ -108,13 +121,14 @@ pub fn multiply_all(input: &[f32], products: &mut [Product<'_, '_>]) {
 }
 
 /// Inputs `[m, columns]` as tiles of floats read them: for each stretch of [`FLOAT_COLUMNS`] columns `[m, stretch]`. As
-/// rows they would be read in short pieces, each on a page of its own.
-fn in_stretches(input: &[f32], columns: usize) -> Cow<'_, [f32]> {
+/// rows they would be read in short pieces, each on a page of its own. Returns what is left of the room, too.
+fn in_stretches<'a>(input: &'a [f32], columns: usize, room: &'a mut [i32]) -> (&'a [f32], &'a mut [i32]) {
     if input.len() <= columns {
-        return Cow::Borrowed(input);
+        return (input, room);
     }
     let m = input.len() / columns;
-    let mut stretches = vec![0.0; input.len()];
+    let (stretches, rest) = room.split_at_mut(input.len());
+    let stretches: &mut [f32] = bytemuck::cast_slice_mut(stretches);
     let all = stretches.par_chunks_mut(m * FLOAT_COLUMNS).zip((0..columns).into_par_iter().step_by(FLOAT_COLUMNS));
     all.for_each(|(stretch, start)| {
         let width = FLOAT_COLUMNS.min(columns - start);
@@ -122,7 +136,7 @@ fn in_stretches(input: &[f32], columns: usize) -> Cow<'_, [f32]> {
             to.copy_from_slice(&row[start..start + width]);
         }
     });
-    Cow::Owned(stretches)
+    (stretches, rest)
 }
 
 /// Shares `count` pieces out among the threads of the pool. Each takes a part of what is left until nothing is (guided
@@ -166,7 +180,7 @@ impl Job<'_> {
     }
 
     /// Some rows of quantised weights, `T` tokens at a time.
-    fn quantized<const T: usize>(&self, rows: Range<usize>, x: &Activations) {
+    fn quantized<const T: usize>(&self, rows: Range<usize>, x: &Activations<'_>) {
         let weights = &self.weights;
         let mut sums = [[0.0f32; QUANTIZED_LANES]; T];
         for first in (0..x.tokens()).step_by(T) {

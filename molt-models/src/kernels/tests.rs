@@ -4,7 +4,7 @@ use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{Device, Tensor};
 use proptest::prelude::*;
 
-use super::activations::{Activations, block_len};
+use super::activations::{Activations, block_len, words};
 use super::*;
 
 const ALL: [(Format, GgmlDType); 6] = [
@@ -47,6 +47,11 @@ fn difference(a: &[f32], b: &[f32], scale: f32) -> f32 {
     a.iter().zip(b).fold(0.0f32, |m, (x, y)| m.max((x - y).abs())) / scale
 }
 
+fn multiply(weights: Weights<'_>, input: &[f32], output: &mut [f32]) {
+    let mut room = vec![0; room(input.len() / weights.columns, weights.columns, &[weights.format])];
+    weights.multiply(input, output, &mut room);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
@@ -76,9 +81,10 @@ proptest! {
         let bytes = blocks(format, rows, 768, seed);
         let weights = Weights::new(format, rows, 768, &bytes).unwrap();
         let input = values(m * 768, seed);
-        let x = Activations::new(&input, 768, block_len(format));
+        let mut room = vec![0; words(m, 768, block_len(format))];
+        let (x, _) = Activations::new(&input, 768, block_len(format), &mut room);
         let mut vector = vec![0.0; m * rows];
-        weights.multiply(&input, &mut vector);
+        multiply(weights, &input, &mut vector);
         for (at, got) in vector.iter().enumerate() {
             let expected = portable::dot_quantized(format, weights.row(at % rows), &x, at / rows);
             prop_assert_eq!(got.to_bits(), expected.to_bits(), "{:?}: {} {}", format, got, expected);
@@ -99,10 +105,10 @@ proptest! {
         let weights = Weights::new(format, 70, 256, &bytes).unwrap();
         let input = values(67 * 256, seed);
         let mut many = vec![0.0; 67 * 70];
-        weights.multiply(&input, &mut many);
+        multiply(weights, &input, &mut many);
         for (row, expected) in many.chunks_exact(70).enumerate() {
             let mut alone = vec![0.0; 70];
-            weights.multiply(&input[row * 256..(row + 1) * 256], &mut alone);
+            multiply(weights, &input[row * 256..(row + 1) * 256], &mut alone);
             prop_assert_eq!(&alone, expected);
         }
     }
@@ -114,7 +120,7 @@ proptest! {
         let weights = Weights::new(format, 70, 256, &bytes).unwrap();
         let input = values(6 * 256, seed);
         let mut out = vec![0.0; 6 * 70];
-        weights.multiply(&input, &mut out);
+        multiply(weights, &input, &mut out);
         let mut wide = vec![0.0; 256];
         for (at, got) in out.iter().enumerate() {
             weights.dequantize_row(at % 70, &mut wide);
@@ -130,7 +136,8 @@ proptest! {
     fn inputs_are_rounded_alike(values in prop::collection::vec(-1e3f32..1e3, RUN)) {
         let values: &[f32; RUN] = values.as_slice().try_into().unwrap();
         let largest = values.iter().fold(0.0f32, |m, v| m.max(v.abs()));
-        let x = Activations::new(values, RUN, RUN);
+        let mut room = [0; 10];
+        let (x, _) = Activations::new(values, RUN, RUN, &mut room);
         let mut bytes = [0; RUN];
         let sums = activations::round_portable(values, 127.0 / largest.max(f32::MIN_POSITIVE), &mut bytes);
         prop_assert_eq!(bytemuck::cast_ref::<_, [i8; RUN]>(&x.quants()[0]), &bytes);
@@ -166,7 +173,7 @@ fn plain_floats_at_any_address() {
             for m in [1, 3, 9] {
                 let input = values(m * 40, 2);
                 let mut out = vec![0.0; m * 4];
-                weights.multiply(&input, &mut out);
+                multiply(weights, &input, &mut out);
                 for (at, got) in out.iter().enumerate() {
                     let (x, w) = (&input[at / 4 * 40..][..40], &floats[at % 4 * 40..][..40]);
                     let expected: f32 = x.iter().zip(w).map(|(a, b)| a * b).sum();
@@ -233,7 +240,8 @@ fn matrices_of_different_widths_are_refused() {
     let product =
         |columns, bytes, output| Product { weights: Weights::new(Format::Q4K, 8, columns, bytes).unwrap(), output };
     let (mut one, mut two) = (vec![0.0; 8], vec![0.0; 16]);
-    multiply_all(&values(512, 3), &mut [product(512, &wide, &mut one[..]), product(256, &narrow, &mut two[..])]);
+    let mut products = [product(512, &wide, &mut one[..]), product(256, &narrow, &mut two[..])];
+    multiply_all(&values(512, 3), &mut products, &mut [0; 512]);
 }
 
 #[test]
@@ -245,7 +253,7 @@ fn candle_multiplies_alike() {
         let weights = Weights::new(format, 64, 512, &bytes).unwrap();
         let x = values(512, 4);
         let mut out = vec![0.0; 64];
-        weights.multiply(&x, &mut out);
+        multiply(weights, &x, &mut out);
         let expected: Vec<f32> = q
             .dequantize(&Device::Cpu)
             .unwrap()

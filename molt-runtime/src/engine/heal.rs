@@ -54,8 +54,8 @@ impl Engine {
             }
             self.unhealed_rounds = 0;
             let started = Instant::now();
-            // Given up means that memory is wanted: there will be another round.
-            let Ok(healed) = heal::heal(cache, &loaded.model, tokens, self.alarm.flag()) else { return };
+            // Given up, or without memory for its buffers: memory is wanted, and there will be another round.
+            let Ok(healed) = heal::heal(cache, &loaded.model, tokens, &self.ledger, self.alarm.flag()) else { return };
             let took = ms_since(started);
             let healing = &mut sequence.healing;
             healing.tokens += healed;

@@ -3,6 +3,7 @@
 
 mod carry;
 mod heal;
+mod reaction;
 mod sequence;
 mod step;
 mod stop;
@@ -13,12 +14,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use molt_kv::bridge::Bridge;
-use molt_kv::carry::CarrySettings;
+use molt_kv::carry::{CarrySettings, buffer_bytes as carry_buffers};
 use molt_kv::decoder::StopFlag;
 use molt_kv::ledger::{Kind, Ledger};
 use molt_kv::region::trim_heap;
 use molt_kv::rope::Rope;
-use molt_models::{Ladder, Model, ModelError};
+use molt_models::{CHUNK, Ladder, Model, ModelError};
 use molt_scheduler::units::{Bytes, RungIdx, Time, Tokens};
 use molt_scheduler::{
     Action, Class, Config, LadderCost, LadderCostError, LeverKind, Observation, Plan, Progress, Refusal, Request,
@@ -26,12 +27,14 @@ use molt_scheduler::{
 };
 
 pub use heal::HealSettings;
+use reaction::Reaction;
 pub use sequence::AnswerRequest;
 use sequence::Sequence;
 
 use crate::alarm::Alarm;
 use crate::event::{Event, TroubleKind, UsageByKind};
 use crate::memory::{resident_files, resident_set};
+use crate::sampler::Books;
 
 /// How much of a carry over a bridge is done before the next token, and so how much is left to healing.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -114,6 +117,7 @@ pub struct Engine {
     /// Floating-point operations in a millisecond, when many tokens were last read at once.
     flops_per_ms: Option<f64>,
     alarm: Alarm,
+    reaction: Reaction,
     /// Never raised: what is being done to give memory back is not given up because more is wanted.
     calm: StopFlag,
     events: Vec<Told>,
@@ -125,14 +129,16 @@ const TOLD_SHARE: u64 = 64;
 /// What happened, and to which sequence if to one.
 pub type Told = (Option<SequenceId>, Event);
 
-/// What the scheduler should know of a ladder: its rungs' costs, the bridges that lead to a rung counted as its scratch.
+/// What the scheduler should know of a ladder: its rungs' costs, the bridges that lead to a rung counted as its scratch,
+/// and with them the buffers of a carry, which come and go: while one lasts nothing may be over the budget either.
 pub fn ladder_cost(ladder: &Ladder) -> Result<LadderCost, EngineError> {
     let mut rungs = Vec::new();
     for (rung, cost) in ladder.cost().rungs() {
         // Opened only to be measured: a rung's bridges are mapped and charged while the rung is loaded.
         let ledger = Ledger::new();
-        let _bridges = bridges_to(ladder, rung, &ledger)?;
-        rungs.push(RungCost { scratch: cost.scratch + ledger.total(), ..cost });
+        let bridges = bridges_to(ladder, rung, &ledger)?;
+        let buffers = bridges.values().map(|bridge| carry_buffers(bridge, CHUNK)).max().unwrap_or(Bytes::ZERO);
+        rungs.push(RungCost { scratch: cost.scratch + ledger.total() + buffers, ..cost });
     }
     Ok(LadderCost::new(rungs)?)
 }
@@ -175,6 +181,7 @@ impl Engine {
             unhealed_rounds: 0,
             flops_per_ms: None,
             alarm: Alarm::default(),
+            reaction: Reaction::default(),
             calm: StopFlag::new(),
             events: Vec::new(),
         })
@@ -194,6 +201,11 @@ impl Engine {
     /// Bytes in use by the books, overhead included.
     pub fn usage(&self) -> Bytes {
         self.overhead + self.ledger.total()
+    }
+
+    /// The books, for whoever looks on from another thread.
+    pub fn books(&self) -> Books {
+        Books::new(self.ledger.clone(), self.overhead)
     }
 
     /// The scheduler's view of the ladder.
@@ -264,6 +276,7 @@ impl Engine {
         let signal = Instant::now();
         let usage = self.usage();
         self.alarm.note(usage);
+        self.hear(signal, budget);
         if self.budget.is_none_or(|told| told.get().abs_diff(budget.get()) > told.get() / TOLD_SHARE) {
             self.budget = Some(budget);
             self.tell(None, Event::Budget { budget_bytes: budget, usage_bytes: usage });
@@ -280,6 +293,7 @@ impl Engine {
         }
         for action in plan.actions() {
             self.execute(*action, plan.actions(), now, signal, pressure);
+            self.look_if_back(budget);
         }
         let usage_bytes = self.usage();
         // What the levers have freed interrupts nobody any more.
@@ -287,6 +301,7 @@ impl Engine {
         if !plan.actions().is_empty() {
             trim_heap();
         }
+        self.look_if_back(budget);
         let (rss_bytes, rss_file_bytes) = (resident_set(), resident_files());
         let drift_bytes = self.scheduler.drift();
         let (by_kind, sequences, enforce_ms) = (self.by_kind(), self.scheduler.census(), ms_since(signal));

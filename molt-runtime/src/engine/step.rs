@@ -73,6 +73,7 @@ impl Engine {
             }
         }
         let (tokenizer, sequences, events) = (self.ladder.tokenizer(), &mut self.sequences, &mut self.events);
+        let reaction = &mut self.reaction;
         loaded.model.with_each_logits(&hidden, |at, logits| {
             let Some((id, sequence)) = choosing.get(at).and_then(|id| Some((*id, sequences.get_mut(id)?))) else {
                 return;
@@ -82,6 +83,10 @@ impl Engine {
             let ended = sequence.finished() == Some(FinishReason::Stop);
             let waited = std::mem::replace(&mut sequence.last_token, Instant::now()).elapsed();
             let wait_ms = (!ended).then_some(waited.as_secs_f64() * 1e3);
+            if reaction.ends_wait_of(id) {
+                let stall_ms = waited.as_secs_f64() * 1e3;
+                events.push((Some(id), Event::Stall { tenant: tenant.clone(), class, stall_ms }));
+            }
             if !ended || !text.is_empty() {
                 events.push((Some(id), Event::Token { tenant: tenant.clone(), class, nth, wait_ms, text, rung }));
             }

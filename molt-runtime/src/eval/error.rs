@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use molt_kv::cache::CacheError;
 use molt_kv::carry::CarryError;
 use molt_kv::decoder::Stopped;
+use molt_kv::heal::HealError;
 use molt_kv::keepsake::KeepsakeError;
 use molt_models::ModelError;
 
@@ -17,6 +18,9 @@ pub enum EvalError {
     /// A carry.
     #[error(transparent)]
     Carry(#[from] CarryError),
+    /// A healing.
+    #[error(transparent)]
+    Heal(#[from] HealError),
     /// A keepsake.
     #[error(transparent)]
     Keepsake(#[from] KeepsakeError),

@@ -79,7 +79,7 @@ impl Setting {
         let ends = (source, pair.source.rope());
         let (mut cache, _) = carry(bridge, ends, &pair.destination, settings, &pair.ledger, &stop)?;
         if self == Self::Healed {
-            while heal(&mut cache, &pair.destination, Tokens::MAX, &stop)? > Tokens::ZERO {}
+            while heal(&mut cache, &pair.destination, Tokens::MAX, &pair.ledger, &stop)? > Tokens::ZERO {}
         }
         Ok((cache, start.elapsed()))
     }

@@ -70,6 +70,11 @@ pub const FAMILIES: &[Family] = &[
     counter("molt_answers_total", "Answers that ended, by class and end: stop, length, cancelled by their client."),
     counter("molt_troubles_total", "What failed and was dealt with, by kind; nothing was lost."),
     seconds("molt_enforce_seconds", "From reading the budget until every lever of the round was executed."),
+    seconds(
+        "molt_reaction_seconds",
+        "From the signal that memory is wanted until the resident set is below the budget.",
+    ),
+    seconds("molt_reaction_stall_seconds", "Between the tokens before and after such a signal, by class."),
     seconds("molt_switch_seconds", "From the signal to a usable cache on the other rung, by route."),
     seconds("molt_carry_seconds", "The carry alone, both rungs loaded, by route."),
     seconds("molt_heal_seconds", "Time that healing a cache took in all."),

@@ -13,12 +13,13 @@ const STALL_MS: f64 = 1_000.0;
 
 const CLASSES: [Class; 2] = [Class::Foreground, Class::Batch];
 /// Histograms with a label for the class.
-const OF_A_CLASS: [&str; 5] = [
+const OF_A_CLASS: [&str; 6] = [
     "molt_queue_wait_seconds",
     "molt_first_token_seconds",
     "molt_inter_token_seconds",
     "molt_answer_seconds",
     "molt_stall_seconds",
+    "molt_reaction_stall_seconds",
 ];
 /// Why requests are refused, for the zeroes.
 const REASONS: [&str; 7] =
@@ -55,6 +56,8 @@ pub(super) fn record(event: &Event, overshoot_max: i64) {
         Event::Token { wait_ms: None, .. } => {}
         // The sample of the same round has the figures.
         Event::Budget { .. } => counter!("molt_budget_changes_total").increment(1),
+        Event::Reaction { reaction_ms, .. } => histogram!("molt_reaction_seconds").record(reaction_ms / 1e3),
+        Event::Stall { class, stall_ms, .. } => seconds("molt_reaction_stall_seconds", *class, *stall_ms),
         Event::GivenUp { .. } => counter!("molt_given_up_steps_total").increment(1),
         Event::Switch(switch) => switched(switch),
         Event::Lever { kind, class, bytes, tokens, .. } => {
@@ -207,7 +210,7 @@ pub(super) fn zeroes() {
     for kind in TroubleKind::ALL.map(trouble_name) {
         none("molt_troubles_total", &[("kind", kind)]);
     }
-    for name in ["molt_enforce_seconds", "molt_heal_seconds", "molt_heal_wait_seconds"] {
+    for name in ["molt_enforce_seconds", "molt_reaction_seconds", "molt_heal_seconds", "molt_heal_wait_seconds"] {
         let _made = histogram!(name);
     }
     for reason in REASONS {

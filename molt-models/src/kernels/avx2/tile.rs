@@ -26,7 +26,7 @@ pub(in crate::kernels) type Sums<const T: usize> = [[f32; LANES]; T];
 /// Some tokens' inputs.
 #[derive(Debug, Clone, Copy)]
 struct Inputs<'a, const T: usize> {
-    x: &'a Activations,
+    x: &'a Activations<'a>,
     first: usize,
     count: usize,
 }
@@ -160,7 +160,7 @@ unsafe fn pair(low: *const u8, high: *const u8) -> __m256i {
 pub(in crate::kernels) fn multiply<const T: usize>(
     format: Format,
     rows: &Rows<'_>,
-    x: &Activations,
+    x: &Activations<'_>,
     tokens: Range<usize>,
     out: &mut Sums<T>,
 ) {

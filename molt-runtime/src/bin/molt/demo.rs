@@ -215,11 +215,16 @@ impl<'a> Screen<'a> {
             Event::Release { rung, bytes, release_ms } => {
                 self.line(out, &format!("{rung} given back: {bytes} in {release_ms:.1} ms"))
             }
+            Event::Reaction { reaction_ms, before_bytes, rss_bytes, .. } => {
+                let text = format!("back with the system {reaction_ms:.1} ms after the signal");
+                self.line(out, &format!("{text}: {before_bytes} were in use, {rss_bytes} are resident"))
+            }
             Event::GivenUp { tokens, .. } => {
                 self.line(out, &format!("a step of {tokens} was given up; it is done again"))
             }
             Event::Trouble { message, .. } => self.line(out, message),
             Event::Sample { .. }
+            | Event::Stall { .. }
             | Event::Finished { .. }
             | Event::Asked { .. }
             | Event::Refused { .. }

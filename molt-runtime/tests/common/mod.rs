@@ -1,0 +1,87 @@
+//! An engine on `pocket` with one conversation in it, and time as data.
+
+use std::num::NonZeroU16;
+use std::path::Path;
+use std::sync::Arc;
+
+use molt_models::Ladder;
+use molt_models::sampling::SamplingSettings;
+use molt_runtime::engine::{AnswerRequest, Engine, EngineSettings};
+use molt_runtime::event::Event;
+use molt_scheduler::units::{Bytes, RungIdx, Span, Time, Tokens};
+use molt_scheduler::{Class, Config, SequenceId, TenantId, TenantSpec};
+
+/// Tokens of a conversation's prompt: more than a pass reads at once.
+pub(crate) const PROMPT: usize = 400;
+
+pub(crate) struct Run {
+    pub(crate) engine: Engine,
+    tenant: TenantId,
+    prompt: Vec<u32>,
+    now: Time,
+}
+
+impl Run {
+    pub(crate) fn new() -> Self {
+        let ladder = Arc::new(Ladder::open("pocket", Path::new("/nowhere")).unwrap());
+        let text = include_str!("../../../texts/held-out/address-1909.txt");
+        let mut prompt = ladder.tokenizer().encode(text).unwrap();
+        prompt.truncate(PROMPT);
+        // Up again as soon as there is room: time is not what is tested.
+        let config =
+            Config { patience: Span::from_millis(100), residence: Span::from_millis(100), ..Config::default() };
+        let mut engine = Engine::new(ladder, config, EngineSettings::default()).unwrap();
+        let spec = TenantSpec {
+            class: Class::Foreground,
+            weight: NonZeroU16::MIN,
+            floor: engine.cost().bottom(),
+            ceiling: RungIdx::TOP,
+            context_limit: Tokens::new(1_000),
+            quota: None,
+        };
+        let tenant = engine.register("chat", spec);
+        Self { engine, tenant, prompt, now: Time::START }
+    }
+
+    pub(crate) fn ask(&mut self, answer: u64) -> SequenceId {
+        let request = AnswerRequest {
+            prompt: self.prompt.clone(),
+            pinned: Tokens::ZERO,
+            answer: Tokens::new(answer),
+            sampling: SamplingSettings { temperature: 0.7, ..SamplingSettings::default() },
+            stop: Vec::new(),
+            ignore_end: true,
+        };
+        self.engine.submit(self.tenant, request, self.now).unwrap()
+    }
+
+    /// A round at that budget; what happened.
+    pub(crate) fn round(&mut self, budget: Bytes) -> Vec<Event> {
+        self.now = self.now + Span::from_millis(20);
+        let mut told = Vec::new();
+        self.engine.round(self.now, budget, &mut told);
+        told.into_iter().map(|(_, event)| event).collect()
+    }
+
+    /// Rounds until something has happened; panics where it does not.
+    pub(crate) fn until(&mut self, budget: Bytes, what: &str, happened: impl Fn(&Event) -> bool) -> Vec<Event> {
+        let mut all = Vec::new();
+        for _ in 0..2_000 {
+            all.extend(self.round(budget));
+            if all.iter().any(&happened) {
+                return all;
+            }
+        }
+        panic!("{what} does not happen at {budget}: {all:?}");
+    }
+
+    /// What a rung and a conversation on it take, with some room.
+    pub(crate) fn holds(&self, rung: RungIdx) -> Bytes {
+        let cost = self.engine.cost().get(rung).unwrap();
+        self.engine.overhead()
+            + cost.weights
+            + cost.scratch
+            + cost.cache_per_token.times(Tokens::new(900))
+            + Bytes::mib(1)
+    }
+}
