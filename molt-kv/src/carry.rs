@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bridge::{Bridge, BridgeError, features};
 use crate::cache::{CacheError, CacheShape, KvCache, Provenance, Slot};
+use crate::chosen::{chunks_of, most_looked_at};
 use crate::decoder::{Decoder, StopFlag, Stopped};
 use crate::keepsake::{Keepsake, KeepsakeError};
 use crate::ledger::{Kind, Ledger};
@@ -42,6 +43,9 @@ pub struct CarrySettings {
     pub fed_window: Tokens,
     /// Neither of the two is more than the context divided by this, so that a short context is cheap to carry too.
     pub native_share: usize,
+    /// Of the mapped tokens so many in a hundred are read natively over the others: those to which the window pays most
+    /// attention (arXiv 2405.16444 chooses by other means). The window is then read again.
+    pub chosen_percent: usize,
     /// Tokens mapped at a time.
     pub block: Tokens,
 }
@@ -49,7 +53,11 @@ pub struct CarrySettings {
 impl CarrySettings {
     const fn native(exact_first: u64, fed_window: u64, native_share: usize) -> Self {
         let (exact_first, fed_window) = (Tokens::new(exact_first), Tokens::new(fed_window));
-        Self { exact_first, fed_window, native_share, block: Tokens::new(256) }
+        Self { exact_first, fed_window, native_share, chosen_percent: 0, block: Tokens::new(256) }
+    }
+
+    const fn choosing(self, chosen_percent: usize) -> Self {
+        Self { chosen_percent, ..self }
     }
 
     /// Hardly more than the maps.
@@ -57,14 +65,15 @@ impl CarrySettings {
     /// What is done where nothing else is asked for.
     pub const DEFAULT: Self = Self::native(64, 64, 8);
     /// Much read natively.
-    pub const FAITHFUL: Self = Self::native(256, 256, 3);
+    pub const FAITHFUL: Self = Self::native(256, 256, 3).choosing(25);
     /// From fast to faithful: each reads more natively than the one before, takes longer and diverges less.
-    pub const EFFORTS: [Self; 6] = [
+    pub const EFFORTS: [Self; 7] = [
         Self::FAST,
         Self::native(16, 32, 8),
-        Self::native(32, 64, 8),
         Self::DEFAULT,
-        Self::native(128, 128, 4),
+        Self::native(64, 64, 8).choosing(8),
+        Self::native(64, 64, 8).choosing(15),
+        Self::native(128, 128, 4).choosing(25),
         Self::FAITHFUL,
     ];
 
@@ -83,8 +92,19 @@ pub fn foretold_flops(bridge: &Bridge, destination: &dyn Decoder, tokens: Tokens
     let (layers, mapped) = (destination.cache_shape().layers, tokens - first - window);
     let maps = spec.mapped_layers().filter_map(|layer| bridge.map(layer)).map(|map| map.weight.columns());
     let maps = 2.0 * (maps.sum::<usize>() * spec.outputs() * mapped) as f64;
-    let native = destination.flops(layers, first, 0) + destination.flops(layers, window, tokens - window);
-    native + destination.flops(spec.native_layers, mapped, first) + maps
+    let fed = destination.flops(layers, window, tokens - window);
+    let native =
+        destination.flops(layers, first, 0) + fed + destination.flops(spec.native_layers, mapped, first) + maps;
+    match chosen(mapped, window, settings) {
+        0 => native,
+        // They may lie anywhere, and so in the middle on average.
+        count => native + destination.flops(layers, 1, tokens / 2) * count as f64 + fed,
+    }
+}
+
+/// How many mapped tokens are read natively because the window looks at them.
+fn chosen(mapped: usize, window: usize, settings: CarrySettings) -> usize {
+    if window == 0 { 0 } else { mapped * settings.chosen_percent.min(100) / 100 }
 }
 
 /// Attention sinks: so many first tokens may be read natively however short the context (arXiv 2309.17453).
@@ -211,8 +231,19 @@ pub fn carry(
             flops += map_rows(bridge, (source, source_rope), destination, from, hidden, (&mut cache, to), rest, stop)?;
         }
     }
-    if window > 0 {
-        flops += read(destination, &mut cache, &slots[slots.len() - window..], None, &mut buffers, stop)?;
+    let fed = slots.len() - window..slots.len();
+    if chosen(fed.start - first, window, settings) > 0 {
+        let mut received = vec![0.0; slots.len()];
+        cache.append_at(&slots[fed.clone()], cache.native_provenance())?;
+        let looked = std::slice::from_ref(&fed);
+        flops += read_over(destination, &mut cache, looked, Some(&mut received), &mut buffers, stop)?;
+        let count = chosen(fed.start - first, window, settings);
+        let stretches = most_looked_at(&received[first..fed.start], first, count);
+        flops += read_over(destination, &mut cache, &stretches, None, &mut buffers, stop)?;
+        stretches.into_iter().for_each(|stretch| cache.mark(stretch, Provenance::OverMapped));
+        flops += read_over(destination, &mut cache, looked, None, &mut buffers, stop)?;
+    } else if window > 0 {
+        flops += read(destination, &mut cache, &slots[fed], None, &mut buffers, stop)?;
     }
     cache.set_next_position(source.next_position());
     cache.check_finite(0..cache.len())?;
@@ -294,6 +325,27 @@ fn read(
         let (hidden, _) = buffers.split(ids.len() * destination.width());
         destination.embed(&ids, hidden);
         destination.run_layers(0..layers, hidden, cache, into, stop)?;
+    }
+    Ok(flops)
+}
+
+/// Reads slots that are in the cache natively through all layers, in chunks: over whatever is cached before each.
+fn read_over(
+    destination: &dyn Decoder,
+    cache: &mut KvCache,
+    stretches: &[Range<usize>],
+    mut received: Option<&mut [f32]>,
+    buffers: &mut Buffers,
+    stop: &StopFlag,
+) -> Result<f64, CarryError> {
+    let layers = destination.cache_shape().layers;
+    let mut flops = 0.0;
+    for chunk in chunks_of(stretches, destination.chunk_limit()) {
+        let ids: Vec<u32> = chunk.iter().flat_map(|s| &cache.slots()[s.clone()]).map(|slot| slot.token).collect();
+        flops += chunk.iter().map(|s| destination.flops(layers, s.len(), s.start)).sum::<f64>();
+        let (hidden, _) = buffers.split(ids.len() * destination.width());
+        destination.embed(&ids, hidden);
+        destination.run_slots(0..layers, hidden, cache, &chunk, received.as_deref_mut(), stop)?;
     }
     Ok(flops)
 }

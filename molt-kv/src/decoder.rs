@@ -68,6 +68,21 @@ pub trait Decoder {
         cache: &mut KvCache,
         slots: Range<usize>,
         stop: &StopFlag,
+    ) -> Result<(), Stopped> {
+        self.run_slots(layers, hidden, cache, &[slots], None, stop)
+    }
+
+    /// As [`Decoder::run_layers`], over stretches of slots one after another that may lie apart; slots that were filled
+    /// before are filled anew. To `received [cache.len()]` is added how much attention each slot got from those that run,
+    /// the sum over layers and heads.
+    fn run_slots(
+        &self,
+        layers: Range<usize>,
+        hidden: &mut [f32],
+        cache: &mut KvCache,
+        stretches: &[Range<usize>],
+        received: Option<&mut [f32]>,
+        stop: &StopFlag,
     ) -> Result<(), Stopped>;
 
     /// `input [rows, columns] -> output [rows, matrix.rows]` through the engine's matrix kernels, in as many words of room

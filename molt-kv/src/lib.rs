@@ -7,6 +7,7 @@ pub mod blocks;
 pub mod bridge;
 pub mod cache;
 pub mod carry;
+mod chosen;
 pub mod decoder;
 pub mod gemm;
 pub mod heal;

@@ -49,6 +49,34 @@ pub(crate) fn attend(
     });
 }
 
+/// Adds to `received`, one value a cached token, the attention that `queries` (as [`attend`] takes them) pay to it: the sum
+/// over heads and queries. Scores are made anew, for the weights of a softmax are only known at its end.
+pub(crate) fn add_received(
+    config: &ModelConfig,
+    cache: &KvCache,
+    layer: usize,
+    slots: Range<usize>,
+    queries: &[f32],
+    received: &mut [f32],
+) {
+    let (width, group_width) = (config.q_width(), config.q_width() / config.kv_heads);
+    let blocks: Vec<_> =
+        (0..config.kv_heads).flat_map(|head| (0..slots.len()).step_by(QUERIES).map(move |b| (head, b))).collect();
+    let parts: Vec<Vec<f32>> = blocks
+        .into_par_iter()
+        .map(|(head, first)| {
+            let own = head * group_width..(head + 1) * group_width;
+            let queries = queries[first * width..].chunks_exact(width).map(|row| &row[own.clone()]);
+            let queries: Vec<&[f32]> = queries.take(QUERIES).collect();
+            Pass::new(config, cache, layer, head).weights(slots.start + first, &queries)
+        })
+        .collect();
+    // In the order of the blocks, so that the sums do not depend on who was first.
+    for part in parts {
+        received.iter_mut().zip(part).for_each(|(sum, weight)| *sum += weight);
+    }
+}
+
 /// Some queries over one key/value head.
 struct Pass<'a> {
     config: &'a ModelConfig,
@@ -116,6 +144,42 @@ impl<'a> Pass<'a> {
             let inverse = running.sum.recip();
             out.iter_mut().zip(mixed).for_each(|(out, value)| *out = value * inverse);
         }
+    }
+
+    /// What each cached token gets of the softmaxes of consecutive queries from slot `first` on, added up.
+    fn weights(mut self, first: usize, queries: &[&[f32]]) -> Vec<f32> {
+        let dim = self.config.head_dim;
+        let group = self.config.heads / self.config.kv_heads;
+        let scale = (dim as f32).powf(-0.5);
+        let (rows, end) = (queries.len() * group, first + queries.len());
+        let scaled: Vec<f32> = queries.iter().copied().flatten().map(|q| q * scale).collect();
+        let padded = end.next_multiple_of(TILE);
+        // `[tiles, rows, TILE]`: few queries look on, and each score is needed twice.
+        let mut scores = vec![0.0f32; rows * padded];
+        let mut tops = vec![f32::NEG_INFINITY; rows];
+        for (start, scores) in (0..end).step_by(TILE).zip(scores.chunks_exact_mut(rows * TILE)) {
+            self.widen(start..(start + TILE).min(end));
+            panel(Left { values: &scaled, rows, width: dim, stride: dim }, &self.keys, TILE, scores);
+            for (row, scores) in scores.chunks_exact_mut(TILE).enumerate() {
+                let seen = (first + row / group + 1).saturating_sub(start).min(TILE);
+                scores[seen..].fill(f32::NEG_INFINITY);
+                tops[row] = largest_of(&scores[..seen], tops[row]);
+            }
+        }
+        let mut sums = vec![0.0f32; rows];
+        for scores in scores.chunks_exact_mut(rows * TILE) {
+            for ((scores, sum), top) in scores.chunks_exact_mut(TILE).zip(&mut sums).zip(&tops) {
+                *sum += exp_sum(scores, *top);
+            }
+        }
+        let mut weights = vec![0.0f32; padded];
+        for (weights, scores) in weights.chunks_exact_mut(TILE).zip(scores.chunks_exact(rows * TILE)) {
+            for (scores, sum) in scores.chunks_exact(TILE).zip(&sums) {
+                weights.iter_mut().zip(scores).for_each(|(weight, score)| *weight += score / sum);
+            }
+        }
+        weights.truncate(end);
+        weights
     }
 
     /// Widens keys and values of some slots; where there are fewer than a tile, what remains of an earlier tile is

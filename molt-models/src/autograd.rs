@@ -254,11 +254,11 @@ mod tests {
 
     #[test]
     fn a_frozen_product_is_a_product_and_leads_back_to_its_input() -> Result<()> {
-        let check = |rows: usize, width: usize, out: usize| -> Result<()> {
-            let values =
-                |count: usize, step: f64| (0..count).map(|i| (i as f64 * step).sin() as f32).collect::<Vec<_>>();
-            let x = Var::from_vec(values(rows * width, 0.7), (rows, width), &Device::Cpu)?;
-            let weight = Tensor::from_vec(values(out * width, 0.3), (out, width), &Device::Cpu)?;
+        let check = |rows: u16, width: u16, out: u16| -> Result<()> {
+            let values = |count: u16, step: f32| (0..count).map(|i| (f32::from(i) * step).sin()).collect::<Vec<_>>();
+            let x = Var::from_vec(values(rows * width, 0.7), (usize::from(rows), usize::from(width)), &Device::Cpu)?;
+            let weight =
+                Tensor::from_vec(values(out * width, 0.3), (usize::from(out), usize::from(width)), &Device::Cpu)?;
             let plain = x.matmul(&weight.t()?)?;
             let frozen = x.apply_op1(Frozen(weight.clone()))?;
             let off = |a: &Tensor, b: &Tensor| -> Result<f32> { (a - b)?.abs()?.max_all()?.to_scalar() };

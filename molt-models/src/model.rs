@@ -14,7 +14,7 @@ use molt_scheduler::units::Bytes;
 use parking_lot::Mutex;
 use rayon::prelude::*;
 
-use crate::attention::attend;
+use crate::attention::{add_received, attend};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::file::ModelFile;
@@ -353,7 +353,7 @@ impl Model {
                 if *read == part.tokens.len() {
                     ends.push((index, tokens.len() - 1));
                 }
-                segments.push(Segment { cache: &mut *part.cache, slots });
+                segments.push(Segment { cache: &mut *part.cache, stretches: vec![slots], received: None });
             }
             if tokens.is_empty() {
                 return Ok(last);
@@ -377,7 +377,7 @@ impl Model {
     ) -> Result<(), Stopped> {
         let c = &self.config;
         let n = hidden.len() / c.width;
-        debug_assert!(n <= CHUNK && segments.iter().map(|s| s.slots.len()).sum::<usize>() == n);
+        debug_assert!(n <= CHUNK && segments.iter().map(Segment::len).sum::<usize>() == n);
         let mut scratch = self.scratch.lock();
         let Scratch { region, room, .. } = &mut *scratch;
         let (mut rest, room) = (region.as_mut_slice::<f32>(), room.as_mut_slice::<i32>());
@@ -391,7 +391,8 @@ impl Model {
         let (gate, up) = (take(c.ffn_width), take(c.ffn_width));
         let mut positions = Vec::with_capacity(n);
         for segment in &*segments {
-            positions.extend(segment.cache.slots()[segment.slots.clone()].iter().map(|slot| slot.position));
+            let slots = segment.stretches.iter().flat_map(|stretch| &segment.cache.slots()[stretch.clone()]);
+            positions.extend(slots.map(|slot| slot.position));
         }
         for layer in layers {
             if stop.is_up() {
@@ -406,12 +407,11 @@ impl Model {
             }
             let mut first = 0;
             for segment in &mut *segments {
-                let own = first..first + segment.slots.len();
+                let own = first..first + segment.len();
                 let (keys, queries) =
                     (own.start * c.kv_width()..own.end * c.kv_width(), own.start * c.q_width()..own.end * c.q_width());
-                segment.cache.write(layer, segment.slots.start, &k[keys.clone()], &v[keys]);
+                segment.attend(c, layer, (&q[queries.clone()], &k[keys.clone()], &v[keys]), &mut mixed[queries]);
                 first = own.end;
-                attend(c, segment.cache, layer, segment.slots.clone(), &q[queries.clone()], &mut mixed[queries]);
             }
             if stop.is_up() {
                 return Err(Stopped);
@@ -443,7 +443,34 @@ pub struct Part<'a> {
 /// Slots of a cache that a pass fills.
 struct Segment<'a> {
     cache: &'a mut KvCache,
-    slots: Range<usize>,
+    stretches: Vec<Range<usize>>,
+    received: Option<&'a mut [f32]>,
+}
+
+impl Segment<'_> {
+    fn len(&self) -> usize {
+        self.stretches.iter().map(ExactSizeIterator::len).sum()
+    }
+
+    /// Writes all of its keys and values, and then has each of its queries look at what is cached up to its own slot.
+    fn attend(&mut self, config: &ModelConfig, layer: usize, (q, k, v): (&[f32], &[f32], &[f32]), mixed: &mut [f32]) {
+        let (width, q_width) = (config.kv_width(), config.q_width());
+        let mut first = 0;
+        for stretch in &self.stretches {
+            let own = first * width..(first + stretch.len()) * width;
+            self.cache.write(layer, stretch.start, &k[own.clone()], &v[own]);
+            first += stretch.len();
+        }
+        first = 0;
+        for stretch in &self.stretches {
+            let own = first * q_width..(first + stretch.len()) * q_width;
+            attend(config, self.cache, layer, stretch.clone(), &q[own.clone()], &mut mixed[own.clone()]);
+            if let Some(received) = self.received.as_deref_mut() {
+                add_received(config, self.cache, layer, stretch.clone(), &q[own], received);
+            }
+            first += stretch.len();
+        }
+    }
 }
 
 impl Decoder for Model {
@@ -478,15 +505,16 @@ impl Decoder for Model {
         }
     }
 
-    fn run_layers(
+    fn run_slots(
         &self,
         layers: Range<usize>,
         hidden: &mut [f32],
         cache: &mut KvCache,
-        slots: Range<usize>,
+        stretches: &[Range<usize>],
+        received: Option<&mut [f32]>,
         stop: &StopFlag,
     ) -> Result<(), Stopped> {
-        self.run(layers, hidden, &mut [Segment { cache, slots }], stop)
+        self.run(layers, hidden, &mut [Segment { cache, stretches: stretches.to_vec(), received }], stop)
     }
 
     fn multiply(&self, matrix: &Q8Matrix, input: &[f32], output: &mut [f32], room: &mut [i32]) {

@@ -112,6 +112,31 @@ fn a_carry_takes_what_was_foretold_and_fits_what_may_be_spent() {
 }
 
 #[test]
+fn where_all_mapped_tokens_are_chosen_the_cache_is_native() {
+    let (ladder, ledger) = (pocket(), Ledger::new());
+    let tokens = ladder.tokenizer().encode(PROSE).unwrap();
+    let (big, small) = (load(&ladder, TIER0, &ledger), load(&ladder, TIER2, &ledger));
+    let bridge = ladder.bridge(TIER0, TIER2, &ledger).unwrap().unwrap();
+    let (source, _) = read(&big, &tokens[..100], &ledger);
+    let (native, _) = read(&small, &tokens[..100], &ledger);
+    let check = |chosen_percent: usize, over_mapped: u64| {
+        let settings = CarrySettings { chosen_percent, ..settings(8, 12) };
+        let (cache, report) =
+            carry(&bridge, (&source, big.rope()), &small, settings, &ledger, &StopFlag::new()).unwrap();
+        assert_eq!(report.over_mapped, Tokens::new(over_mapped), "{chosen_percent} %");
+        assert_eq!(report.tokens(), Tokens::new(100));
+        assert!(report.flops > 0.0);
+        (0..native.shape().layers)
+            .flat_map(|layer| cache.keys(layer).iter().zip(native.keys(layer)).collect::<Vec<_>>())
+            .fold(0.0f32, |most, (a, b)| most.max((a.to_f32() - b.to_f32()).abs()))
+    };
+    // 80 tokens are mapped, 12 fed.
+    let (none, half, all) = (check(0, 12), check(50, 12 + 40), check(100, 12 + 80));
+    assert_eq!(all, 0.0, "every layer of every token was read over native ones");
+    assert!(none > 0.0 && half > 0.0);
+}
+
+#[test]
 fn a_healed_cache_is_what_a_native_read_makes() {
     let (ladder, ledger) = (pocket(), Ledger::new());
     let tokens = ladder.tokenizer().encode(PROSE).unwrap();

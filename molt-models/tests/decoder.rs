@@ -132,6 +132,36 @@ fn layers_run_one_by_one() {
 }
 
 #[test]
+fn slots_that_lie_apart_are_filled_anew_and_tell_what_they_look_at() {
+    let (ladder, ledger) = (pocket(), Ledger::new());
+    let tokens = ladder.tokenizer().encode(PROSE).unwrap();
+    let check = |rung: RungIdx, stretches: &[std::ops::Range<usize>]| {
+        let model = load(&ladder, rung, &ledger);
+        let (mut cache, _) = read(&model, &tokens[..90], &ledger);
+        let (native, _) = read(&model, &tokens[..90], &ledger);
+        let ids: Vec<u32> = stretches.iter().flat_map(|s| &tokens[s.clone()]).copied().collect();
+        let mut hidden = vec![0.0; ids.len() * model.config().width];
+        model.embed(&ids, &mut hidden);
+        let (layers, mut received) = (model.config().layers, vec![0.0; 90]);
+        model.run_slots(0..layers, &mut hidden, &mut cache, stretches, Some(&mut received), &StopFlag::new()).unwrap();
+        for layer in 0..layers {
+            assert_eq!(cache.keys(layer), native.keys(layer), "{rung} {stretches:?}: keys of layer {layer}");
+            assert_eq!(cache.values(layer), native.values(layer), "{rung} {stretches:?}: values of layer {layer}");
+        }
+        // Every softmax adds up to one, and nobody looks ahead.
+        let all = (layers * model.config().heads * ids.len()) as f32;
+        assert!((received.iter().sum::<f32>() / all - 1.0).abs() < 1e-4, "{rung} {stretches:?}");
+        let last = stretches.last().unwrap().end;
+        assert!(received[last..].iter().all(|weight| *weight == 0.0) && received[..last].iter().all(|w| *w > 0.0));
+    };
+    for rung in [TIER0, TIER1, TIER2] {
+        check(rung, &[0..1, 3..5, 70..90]);
+        check(rung, &[11..12, 40..77]);
+        check(rung, &[64..66, 89..90]);
+    }
+}
+
+#[test]
 fn a_step_that_is_given_up_leaves_no_trace() {
     let (ladder, ledger) = (pocket(), Ledger::new());
     let tokens = ladder.tokenizer().encode(PROSE).unwrap();

@@ -55,7 +55,7 @@ fn ladder(page: &mut Page, section: &Section<RungRow>) -> Result<(), ReportError
 }
 
 /// Rows by a key, in the order of the keys.
-fn by<'a, K: Ord, R>(rows: &'a [R], key: impl Fn(&R) -> K) -> BTreeMap<K, Vec<&'a R>> {
+fn by<K: Ord, R>(rows: &[R], key: impl Fn(&R) -> K) -> BTreeMap<K, Vec<&R>> {
     let mut groups: BTreeMap<K, Vec<&R>> = BTreeMap::new();
     for row in rows {
         groups.entry(key(row)).or_default().push(row);

@@ -1,0 +1,102 @@
+//! `molt bench` and `molt report` as a person runs them, on the embedded ladder.
+#![allow(clippy::unwrap_used, reason = "a test may stop where its ground is missing")]
+
+use std::path::Path;
+
+use molt_tests::molt;
+use serde_json::Value;
+
+fn bench(out: &Path, more: &[&str]) -> (bool, String) {
+    let mut args = vec!["bench", "--ladder", "pocket", "--quick", "--runs", "1", "--decode", "8"];
+    args.extend(["--out", out.to_str().unwrap()]);
+    args.extend(more);
+    let output = molt(&args);
+    let told = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+    (output.status.success(), told)
+}
+
+fn results(out: &Path) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(out.join("results.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn everything_is_measured_once_and_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path();
+    // Interrupted after its first sections.
+    let (fine, told) = bench(out, &["--only", "ladder,residuals"]);
+    assert!(fine, "{told}");
+    let (fine, told) = bench(out, &[]);
+    assert!(fine && told.contains("ladder: measured already"), "{told}");
+    let found = results(out);
+    let rows = |section: &str| found[section]["rows"].as_array().unwrap_or_else(|| panic!("no {section}")).clone();
+    assert_eq!(rows("ladder").len(), 3);
+    assert_eq!(rows("residuals").len(), 8);
+    // Three rungs held, switch and read again, Molt.
+    let conditions = rows("conditions");
+    assert_eq!(conditions.len(), 5);
+    let of = |name: Value| conditions.iter().find(|row| row["condition"] == name).unwrap();
+    let (held, molt) = (of(serde_json::json!({ "hold": 0 })), of("molt".into()));
+    assert_eq!((held["killed_simulated"].as_bool(), held["completed"].as_bool()), (Some(true), Some(false)));
+    assert!(held["overshoot_bytes"].as_i64().unwrap() > 0, "what is killed used more than it might: {held}");
+    assert_eq!((molt["tokens"].as_u64(), molt["completed"].as_bool()), (Some(64), Some(true)));
+    assert!(molt["overshoot_bytes"].as_i64().unwrap() <= 0 && molt["switches"].as_u64().unwrap() > 0);
+    for row in rows("switch_cost") {
+        assert!(row["carry_ms"][0].as_f64().unwrap() > 0.0 && row["reread_ms"][0].as_f64().unwrap() > 0.0, "{row}");
+    }
+    assert!(rows("fidelity").iter().any(|row| row["setting"] == "healed" && row["kl_64"].as_f64() < Some(1e-6)));
+    assert_eq!(rows("tenants").len(), 2);
+    assert!(rows("engine").iter().all(|row| row["decode_tok_s"][0].as_f64().unwrap() > 0.0));
+
+    let page = std::fs::read_to_string(out.join("report.html")).unwrap();
+    for title in ["The ladder", "A spike in mid-answer", "What a switch costs", "Fidelity", "Engine", "does not show"] {
+        assert!(page.contains(title), "the page has no {title:?}");
+    }
+    // One file, and no network: the only address is the name of SVG's vocabulary.
+    let addresses = page.matches("http").count();
+    assert_eq!(addresses, page.matches("http://www.w3.org/2000/svg").count());
+    assert!(!page.contains("<script") && !page.contains(" src="));
+    for tag in ["table", "figure", "svg", "ul", "div"] {
+        let open = page.matches(&format!("<{tag}>")).count() + page.matches(&format!("<{tag} ")).count();
+        assert_eq!(open, page.matches(&format!("</{tag}>")).count(), "every {tag} is closed");
+    }
+    // The page comes out of the file alone.
+    let again = out.join("again.html");
+    let shown = molt(&["report", out.join("results.json").to_str().unwrap(), "--out", again.to_str().unwrap()]);
+    assert!(shown.status.success());
+    assert_eq!(std::fs::read_to_string(again).unwrap(), page);
+}
+
+#[test]
+fn results_that_are_none_are_refused_by_name() {
+    let check = |text: &str, named: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("results.json");
+        std::fs::write(&file, text).unwrap();
+        let shown = molt(&["report", file.to_str().unwrap()]);
+        let told = String::from_utf8(shown.stderr).unwrap();
+        assert!(!shown.status.success() && told.contains("results.json") && told.contains(named), "{told}");
+        // Nor are they written over.
+        let (fine, told) = bench(folder.path(), &["--only", "ladder"]);
+        assert!(!fine && told.contains("results.json"), "{told}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
+    };
+    check("not at all", "no results");
+    check("{\"schema\": 1}", "machine");
+    let folder = tempfile::tempdir().unwrap();
+    assert!(bench(folder.path(), &["--only", "ladder"]).0);
+    let mut other = results(folder.path());
+    other["schema"] = 99.into();
+    check(&other.to_string(), "99");
+}
+
+#[test]
+fn results_of_another_ladder_are_not_added_to() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(bench(folder.path(), &["--only", "ladder"]).0);
+    let mut other = results(folder.path());
+    other["name"] = "another".into();
+    std::fs::write(folder.path().join("results.json"), other.to_string()).unwrap();
+    let (fine, told) = bench(folder.path(), &["--only", "residuals"]);
+    assert!(!fine && told.contains("of another at"), "{told}");
+}
