@@ -27,7 +27,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Serves a ladder on a Unix socket. The budget is set with `PUT /v1/budget`.
 #[derive(Parser)]
-#[command(version)]
+#[command(name = "moltd", version)]
 struct Args {
     /// The configuration file; deploy/moltd.toml shows every key. What is given on the command line goes before it.
     #[arg(long, global = true)]
