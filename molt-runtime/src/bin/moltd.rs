@@ -18,7 +18,7 @@ use molt_runtime::demo::start;
 use molt_runtime::engine::Engine;
 use molt_runtime::event::Event;
 use molt_runtime::metrics::{self, Metrics};
-use molt_runtime::service::{EngineClient, Peer, Service, Tenants, Watch, router};
+use molt_runtime::service::{EngineClient, Peer, Service, Tenants, Watch, feed, router};
 use molt_runtime::workers::Workers;
 use molt_runtime::{memory, paths, systemd};
 use molt_scheduler::units::{Bytes, Tokens};
@@ -150,8 +150,9 @@ fn run(args: &Args) -> Result<()> {
             None => bind_with_mode(&config)?,
         };
         let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        metrics.record(&Event::Start(start(&ladder, &engine, 0)));
-        let watch = Watch::new(metrics.clone());
+        let (feed, feed_routes) = feed::Feed::new();
+        let mut watch = Watch::new(metrics.clone(), feed);
+        watch.see(&Event::Start(start(&ladder, &engine, 0)));
         let (client, ended) = EngineClient::start(engine, watched, config.workers(), watch)?;
         let service = Service {
             ladder: ladder.clone(),
@@ -177,7 +178,7 @@ fn run(args: &Args) -> Result<()> {
         if let Some(listener) = scraped {
             tokio::spawn(metrics::serve(listener, metrics.clone()));
         }
-        let routes = router(Arc::new(service)).merge(metrics::routes(metrics));
+        let routes = router(Arc::new(service)).merge(metrics::routes(metrics)).merge(feed::routes(feed_routes));
         let (stop, stopped) = tokio::sync::watch::channel(false);
         let mut asked = stopped.clone();
         let mut served = tokio::spawn(

@@ -6,10 +6,12 @@ mod client;
 mod connection;
 mod demo;
 mod eval;
+mod events;
 mod fit;
 mod ladder;
 mod record;
 mod replay;
+mod told;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,6 +45,7 @@ enum Command {
     Batch(batch::Args),
     Budget(client::BudgetArgs),
     Tenants(client::TenantsArgs),
+    Events(events::Args),
     /// Fetch the model files of a ladder.
     Pull(PullArgs),
     /// Fit the bridges of a ladder from text.
@@ -100,6 +103,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Batch(args) => batch::run(&args),
         Command::Budget(args) => client::budget(&args),
         Command::Tenants(args) => client::tenants(&args),
+        Command::Events(args) => events::run(&args),
         Command::Demo(args) => demo::run(&args, &folder()?, workers),
         Command::Report(args) => bench::report(&args),
         Command::Bench(args) => workers.run(|| bench::run(&args, &folder()?))?,
