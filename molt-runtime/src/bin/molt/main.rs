@@ -5,6 +5,7 @@ mod bench;
 mod client;
 mod connection;
 mod demo;
+mod doctor;
 mod eval;
 mod events;
 mod fit;
@@ -46,6 +47,7 @@ enum Command {
     Budget(client::BudgetArgs),
     Tenants(client::TenantsArgs),
     Events(events::Args),
+    Doctor(doctor::Args),
     /// Fetch the model files of a ladder.
     Pull(PullArgs),
     /// Fit the bridges of a ladder from text.
@@ -104,6 +106,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Budget(args) => client::budget(&args),
         Command::Tenants(args) => client::tenants(&args),
         Command::Events(args) => events::run(&args),
+        Command::Doctor(args) => doctor::run(&args, &folder()?),
         Command::Demo(args) => demo::run(&args, &folder()?, workers),
         Command::Report(args) => bench::report(&args),
         Command::Bench(args) => workers.run(|| bench::run(&args, &folder()?))?,
