@@ -13,6 +13,7 @@ mod ladder;
 mod record;
 mod replay;
 mod told;
+mod top;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -47,6 +48,7 @@ enum Command {
     Budget(client::BudgetArgs),
     Tenants(client::TenantsArgs),
     Events(events::Args),
+    Top(top::Args),
     Doctor(doctor::Args),
     /// Fetch the model files of a ladder.
     Pull(PullArgs),
@@ -106,6 +108,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Budget(args) => client::budget(&args),
         Command::Tenants(args) => client::tenants(&args),
         Command::Events(args) => events::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Doctor(args) => doctor::run(&args, &folder()?),
         Command::Demo(args) => demo::run(&args, &folder()?, workers),
         Command::Report(args) => bench::report(&args),
