@@ -10,6 +10,7 @@ mod eval;
 mod events;
 mod fit;
 mod ladder;
+mod manual;
 mod record;
 mod replay;
 mod told;
@@ -22,12 +23,13 @@ use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
 use molt_models::LadderFile;
 use molt_models::pull::{self, PullOptions};
+use molt_runtime::manual::EXIT_CODES;
 use molt_runtime::paths;
 use molt_runtime::workers::Workers;
 
 /// Language models that change between two tokens when memory is wanted back, and take the conversation along.
 #[derive(Parser)]
-#[command(name = "molt", version)]
+#[command(name = "molt", version, after_help = EXIT_CODES)]
 struct Cli {
     /// Folder of the model files [default: $MOLT_MODELS, or molt/models in the user's data folder].
     #[arg(long, global = true)]
@@ -67,6 +69,8 @@ enum Command {
     Report(bench::ReportArgs),
     /// List the built-in ladders.
     Ladders,
+    Completions(manual::CompletionsArgs),
+    Man(manual::ManArgs),
 }
 
 #[derive(clap::Args)]
@@ -118,6 +122,8 @@ fn run(cli: Cli) -> Result<()> {
         Command::Ladder(command) => workers.run(|| ladder::run(&command, &folder()?))?,
         Command::Replay(args) => replay::run(&args, &folder()?),
         Command::Record(args) => record::run(&args),
+        Command::Completions(args) => manual::completions(&args),
+        Command::Man(args) => manual::man(&args),
         Command::Ladders => {
             let models = folder()?;
             for name in LadderFile::built_in() {
