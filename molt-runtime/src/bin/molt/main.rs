@@ -5,6 +5,8 @@ mod bench;
 mod client;
 mod connection;
 mod demo;
+#[cfg(test)]
+mod docs;
 mod doctor;
 mod eval;
 mod events;
