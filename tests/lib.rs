@@ -26,6 +26,22 @@ pub fn program(name: &str) -> PathBuf {
     folder.join(name)
 }
 
+/// The root of the repository.
+pub fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// An example of the workspace, built if it is not.
+pub fn example(name: &str) -> PathBuf {
+    let folder = program("examples");
+    let profile = if folder.parent().is_some_and(|folder| folder.ends_with("debug")) { "dev" } else { "release" };
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let built =
+        Command::new(cargo).args(["build", "--profile", profile, "--quiet", "--workspace", "--example", name]).status();
+    assert!(built.is_ok_and(|status| status.success()), "the example {name} does not build");
+    folder.join(name)
+}
+
 /// Runs `molt` to its end.
 pub fn molt(args: &[&str]) -> Output {
     let run = Command::new(program("molt")).args(args).output();

@@ -1,5 +1,7 @@
 //! `molt demo`: one conversation under a pressure trace, told as events.
 
+pub mod tenants;
+
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;

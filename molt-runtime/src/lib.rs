@@ -9,6 +9,7 @@ pub mod demo;
 pub mod engine;
 pub mod eval;
 pub mod event;
+pub mod manual;
 pub mod memory;
 pub mod metrics;
 pub mod own_ladder;

@@ -10,15 +10,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use clap::Parser;
+use clap::{CommandFactory as _, Parser};
 use molt_models::Ladder;
 use molt_runtime::budget::{OperatorBudget, Strictest, Watched};
 use molt_runtime::config::ServiceConfig;
 use molt_runtime::demo::start;
 use molt_runtime::engine::Engine;
 use molt_runtime::event::Event;
+use molt_runtime::manual::{self, EXIT_CODES};
 use molt_runtime::metrics::{self, Metrics};
-use molt_runtime::service::{EngineClient, Peer, Service, Tenants, Watch, router};
+use molt_runtime::service::{EngineClient, Peer, Service, Tenants, Watch, feed, router};
 use molt_runtime::workers::Workers;
 use molt_runtime::{memory, paths, systemd};
 use molt_scheduler::units::{Bytes, Tokens};
@@ -27,7 +28,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Serves a ladder on a Unix socket. The budget is set with `PUT /v1/budget`.
 #[derive(Parser)]
-#[command(version)]
+#[command(name = "moltd", version, after_help = EXIT_CODES)]
 struct Args {
     /// The configuration file; deploy/moltd.toml shows every key. What is given on the command line goes before it.
     #[arg(long, global = true)]
@@ -60,6 +61,18 @@ struct Args {
 enum Command {
     /// Check the configuration and the ladder, and serve nothing.
     Check,
+    /// Print completions for a shell.
+    #[command(hide = true)]
+    Completions {
+        /// The shell.
+        shell: manual::Shell,
+    },
+    /// Write the manual pages into a folder.
+    #[command(hide = true)]
+    Man {
+        /// The folder; made if it is not there.
+        folder: PathBuf,
+    },
 }
 
 impl Args {
@@ -103,6 +116,16 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<()> {
+    match &args.command {
+        Some(Command::Completions { shell }) => {
+            return manual::completions(Args::command(), *shell, &mut std::io::stdout()).context("cannot print");
+        }
+        Some(Command::Man { folder }) => {
+            return manual::pages(Args::command(), folder)
+                .with_context(|| format!("cannot write to {}", folder.display()));
+        }
+        Some(Command::Check) | None => {}
+    }
     let config = args.config()?;
     let models = config.models.clone().or_else(paths::models_folder);
     let models = models.context("no folder for models: give --models, or set MOLT_MODELS or HOME")?;
@@ -150,8 +173,9 @@ fn run(args: &Args) -> Result<()> {
             None => bind_with_mode(&config)?,
         };
         let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        metrics.record(&Event::Start(start(&ladder, &engine, 0)));
-        let watch = Watch::new(metrics.clone());
+        let (feed, feed_routes) = feed::Feed::new();
+        let mut watch = Watch::new(metrics.clone(), feed);
+        watch.see(&Event::Start(start(&ladder, &engine, 0)));
         let (client, ended) = EngineClient::start(engine, watched, config.workers(), watch)?;
         let service = Service {
             ladder: ladder.clone(),
@@ -177,7 +201,7 @@ fn run(args: &Args) -> Result<()> {
         if let Some(listener) = scraped {
             tokio::spawn(metrics::serve(listener, metrics.clone()));
         }
-        let routes = router(Arc::new(service)).merge(metrics::routes(metrics));
+        let routes = router(Arc::new(service)).merge(metrics::routes(metrics)).merge(feed::routes(feed_routes));
         let (stop, stopped) = tokio::sync::watch::channel(false);
         let mut asked = stopped.clone();
         let mut served = tokio::spawn(

@@ -2,6 +2,7 @@
 
 mod answer;
 mod engine_thread;
+pub mod feed;
 mod http;
 mod tenants;
 mod watch;

@@ -1,21 +1,14 @@
 //! `molt` as a client of `moltd`: a conversation, a completion, the budget, the tenants.
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
-use std::path::PathBuf;
+use std::ops::ControlFlow;
 
 use anyhow::{Context as _, Result, bail};
+use molt_scheduler::units::Bytes;
+use reqwest::Method;
 use serde_json::{Value, json};
 
-/// Where the service is, and who asks.
-#[derive(clap::Args)]
-pub(crate) struct Service {
-    /// The service's socket.
-    #[arg(long, env = "MOLT_SOCKET", default_value = "/run/molt/molt.sock")]
-    socket: PathBuf,
-    /// The token of a registered tenant.
-    #[arg(long, env = "MOLT_TOKEN")]
-    token: Option<String>,
-}
+use crate::connection::{self, Client, Service};
 
 /// What an answer may be.
 #[derive(clap::Args)]
@@ -86,7 +79,8 @@ pub(crate) fn chat(args: &ChatArgs) -> Result<()> {
         let line = line.context("cannot read what you say")?;
         if !line.trim().is_empty() {
             messages.push(json!({"role": "user", "content": line}));
-            let answer = client.answer("/v1/chat/completions", request(&args.answer, json!({"messages": messages})))?;
+            let request = request(&args.answer, json!({"messages": messages}));
+            let answer = answer(&client, "/v1/chat/completions", &request)?;
             messages.push(json!({"role": "assistant", "content": answer}));
         }
         prompt();
@@ -100,22 +94,22 @@ pub(crate) fn complete(args: &CompleteArgs) -> Result<()> {
         text => text.to_owned(),
     };
     let more = json!({"prompt": text, "stop": args.stop});
-    Client::new(&args.service)?.answer("/v1/completions", request(&args.answer, more)).map(|_| ())
+    answer(&Client::new(&args.service)?, "/v1/completions", &request(&args.answer, more)).map(|_| ())
 }
 
 pub(crate) fn budget(args: &BudgetArgs) -> Result<()> {
+    let wanted = args.mib.map(|mib| json!({"budget_bytes": Bytes::mib(mib)}));
+    let method = if wanted.is_some() { Method::PUT } else { Method::GET };
     let client = Client::new(&args.service)?;
-    let answer = match args.mib {
-        Some(mib) => client.ask(reqwest::Method::PUT, "/v1/budget", Some(json!({"budget_bytes": mib << 20})))?,
-        None => client.ask(reqwest::Method::GET, "/v1/budget", None)?,
-    };
+    let answer = connection::runtime()?.block_on(client.ask(method, "/v1/budget", wanted.as_ref()))?;
     let bytes = answer["budget_bytes"].as_u64().context("the service says no budget")?;
-    println!("{}", molt_scheduler::units::Bytes::new(bytes));
+    println!("{}", Bytes::new(bytes));
     Ok(())
 }
 
 pub(crate) fn tenants(args: &TenantsArgs) -> Result<()> {
-    let answer = Client::new(&args.service)?.ask(reqwest::Method::GET, "/v1/tenants", None)?;
+    let client = Client::new(&args.service)?;
+    let answer = connection::runtime()?.block_on(client.ask(Method::GET, "/v1/tenants", None))?;
     let mut table = comfy_table::Table::new();
     table.load_preset(comfy_table::presets::ASCII_MARKDOWN);
     table.set_header(["name", "class", "weight", "ceiling", "floor", "in flight"]);
@@ -137,88 +131,45 @@ fn request(answer: &Answer, mut fields: Value) -> Value {
     fields
 }
 
-struct Client {
-    http: reqwest::Client,
-    runtime: tokio::runtime::Runtime,
-    token: Option<String>,
-    socket: PathBuf,
+/// Prints an answer as it comes, switches in between on standard error; returns its text. Ctrl-C ends it.
+fn answer(client: &Client, path: &str, request: &Value) -> Result<String> {
+    let mut text = String::new();
+    connection::runtime()?.block_on(async {
+        tokio::select! {
+            told = print(client, path, request, &mut text) => told,
+            // Leaving drops the connection, and the service ends the answer.
+            pressed = tokio::signal::ctrl_c() => {
+                eprintln!("\n  -- ended");
+                Ok(pressed?)
+            }
+        }
+    })?;
+    println!();
+    Ok(text)
 }
 
-impl Client {
-    fn new(service: &Service) -> Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let http = reqwest::Client::builder().unix_socket(service.socket.clone()).build()?;
-        Ok(Self { http, runtime, token: service.token.clone(), socket: service.socket.clone() })
-    }
-
-    async fn send(&self, method: reqwest::Method, path: &str, body: Option<Value>) -> Result<reqwest::Response> {
-        let mut request = self.http.request(method, format!("http://molt{path}"));
-        if let Some(token) = &self.token {
-            request = request.bearer_auth(token);
+async fn print(client: &Client, path: &str, request: &Value, text: &mut String) -> Result<()> {
+    let hear = |data: &[u8]| {
+        if data == b"[DONE]" {
+            return Ok(ControlFlow::Break(()));
         }
-        if let Some(body) = body {
-            request = request.header("content-type", "application/json").body(body.to_string());
+        let chunk: Value = serde_json::from_slice(data).context("the service sent something else than JSON")?;
+        if let Some(message) = chunk["error"]["message"].as_str() {
+            bail!("{message}");
         }
-        let answer = request.send().await;
-        let answer = answer.with_context(|| format!("cannot reach the service on {}", self.socket.display()))?;
-        if answer.status().is_success() {
-            return Ok(answer);
+        let choice = &chunk["choices"][0];
+        let piece = choice["delta"]["content"].as_str().or(choice["text"].as_str()).unwrap_or_default();
+        text.push_str(piece);
+        print!("{piece}");
+        std::io::stdout().flush()?;
+        if let Some(news) = news(&chunk["molt"]) {
+            eprintln!("\n  -- {news}");
         }
-        let status = answer.status();
-        let body: Value = serde_json::from_slice(&answer.bytes().await?).unwrap_or_default();
-        bail!("{}", body["error"]["message"].as_str().unwrap_or(status.as_str()))
-    }
-
-    fn ask(&self, method: reqwest::Method, path: &str, body: Option<Value>) -> Result<Value> {
-        self.runtime.block_on(async {
-            let answer = self.send(method, path, body).await?;
-            Ok(serde_json::from_slice(&answer.bytes().await?)?)
-        })
-    }
-
-    /// Prints an answer as it comes, switches in between on standard error; returns its text. Ctrl-C ends it.
-    fn answer(&self, path: &str, request: Value) -> Result<String> {
-        let mut text = String::new();
-        self.runtime.block_on(async {
-            tokio::select! {
-                told = self.print(path, request, &mut text) => told,
-                // Leaving drops the connection, and the service ends the answer.
-                pressed = tokio::signal::ctrl_c() => {
-                    eprintln!("\n  -- ended");
-                    Ok(pressed?)
-                }
-            }
-        })?;
-        println!();
-        Ok(text)
-    }
-
-    async fn print(&self, path: &str, request: Value, text: &mut String) -> Result<()> {
-        let mut answer = self.send(reqwest::Method::POST, path, Some(request)).await?;
-        let mut buffer = Vec::new();
-        while let Some(bytes) = answer.chunk().await? {
-            buffer.extend_from_slice(&bytes);
-            while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = buffer.drain(..=end).collect();
-                let Some(data) = line.strip_prefix(b"data: ") else { continue };
-                if data.trim_ascii() == b"[DONE]" {
-                    return Ok(());
-                }
-                let chunk: Value = serde_json::from_slice(data).context("the service sent something else than JSON")?;
-                if let Some(message) = chunk["error"]["message"].as_str() {
-                    bail!("{message}");
-                }
-                let choice = &chunk["choices"][0];
-                let piece = choice["delta"]["content"].as_str().or(choice["text"].as_str()).unwrap_or_default();
-                text.push_str(piece);
-                print!("{piece}");
-                std::io::stdout().flush()?;
-                if let Some(news) = news(&chunk["molt"]) {
-                    eprintln!("\n  -- {news}");
-                }
-            }
-        }
-        bail!("the answer was cut off")
+        Ok(ControlFlow::Continue(()))
+    };
+    match client.listen(Method::POST, path, Some(request), hear).await? {
+        true => Ok(()),
+        false => bail!("the answer was cut off"),
     }
 }
 

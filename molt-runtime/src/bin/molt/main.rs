@@ -1,13 +1,22 @@
 //! `molt`: demonstrations, replays of pressure, fetching models, fitting and judging bridges.
 
+mod batch;
 mod bench;
 mod client;
+mod connection;
 mod demo;
+#[cfg(test)]
+mod docs;
+mod doctor;
 mod eval;
+mod events;
 mod fit;
 mod ladder;
+mod manual;
 mod record;
 mod replay;
+mod told;
+mod top;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -16,12 +25,13 @@ use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
 use molt_models::LadderFile;
 use molt_models::pull::{self, PullOptions};
+use molt_runtime::manual::EXIT_CODES;
 use molt_runtime::paths;
 use molt_runtime::workers::Workers;
 
 /// Language models that change between two tokens when memory is wanted back, and take the conversation along.
 #[derive(Parser)]
-#[command(version)]
+#[command(name = "molt", version, after_help = EXIT_CODES)]
 struct Cli {
     /// Folder of the model files [default: $MOLT_MODELS, or molt/models in the user's data folder].
     #[arg(long, global = true)]
@@ -38,8 +48,12 @@ enum Command {
     Demo(demo::Args),
     Chat(client::ChatArgs),
     Complete(client::CompleteArgs),
+    Batch(batch::Args),
     Budget(client::BudgetArgs),
     Tenants(client::TenantsArgs),
+    Events(events::Args),
+    Top(top::Args),
+    Doctor(doctor::Args),
     /// Fetch the model files of a ladder.
     Pull(PullArgs),
     /// Fit the bridges of a ladder from text.
@@ -57,6 +71,8 @@ enum Command {
     Report(bench::ReportArgs),
     /// List the built-in ladders.
     Ladders,
+    Completions(manual::CompletionsArgs),
+    Man(manual::ManArgs),
 }
 
 #[derive(clap::Args)]
@@ -82,33 +98,36 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("molt: {error:#}");
-            ExitCode::FAILURE
+            if error.is::<connection::Ended>() { ExitCode::from(130) } else { ExitCode::FAILURE }
         }
     }
 }
 
 fn run(cli: Cli) -> Result<()> {
-    match &cli.command {
-        Command::Chat(args) => return client::chat(args),
-        Command::Complete(args) => return client::complete(args),
-        Command::Budget(args) => return client::budget(args),
-        Command::Tenants(args) => return client::tenants(args),
-        Command::Report(args) => return bench::report(args),
-        _ => {}
-    }
-    let models = cli.models.or_else(paths::models_folder).context(NO_FOLDER)?;
-    match cli.command {
-        Command::Chat(_) | Command::Complete(_) | Command::Budget(_) | Command::Tenants(_) | Command::Report(_) => {
-            Ok(())
-        }
-        Command::Demo(args) => demo::run(&args, &models, cli.workers),
-        Command::Bench(args) => cli.workers.run(|| bench::run(&args, &models))?,
-        Command::Fit(args) => cli.workers.run(|| fit::run(&args, &models))?,
-        Command::Eval(args) => cli.workers.run(|| eval::run(&args, &models))?,
-        Command::Ladder(command) => cli.workers.run(|| ladder::run(&command, &models))?,
-        Command::Replay(args) => replay::run(&args, &models),
+    let Cli { models, workers, command } = cli;
+    // Clients of the service need no models.
+    let folder = || models.clone().or_else(paths::models_folder).context(NO_FOLDER);
+    match command {
+        Command::Chat(args) => client::chat(&args),
+        Command::Complete(args) => client::complete(&args),
+        Command::Batch(args) => batch::run(&args),
+        Command::Budget(args) => client::budget(&args),
+        Command::Tenants(args) => client::tenants(&args),
+        Command::Events(args) => events::run(&args),
+        Command::Top(args) => top::run(&args),
+        Command::Doctor(args) => doctor::run(&args, &folder()?),
+        Command::Demo(args) => demo::run(&args, &folder()?, workers),
+        Command::Report(args) => bench::report(&args),
+        Command::Bench(args) => workers.run(|| bench::run(&args, &folder()?))?,
+        Command::Fit(args) => workers.run(|| fit::run(&args, &folder()?))?,
+        Command::Eval(args) => workers.run(|| eval::run(&args, &folder()?))?,
+        Command::Ladder(command) => workers.run(|| ladder::run(&command, &folder()?))?,
+        Command::Replay(args) => replay::run(&args, &folder()?),
         Command::Record(args) => record::run(&args),
+        Command::Completions(args) => manual::completions(&args),
+        Command::Man(args) => manual::man(&args),
         Command::Ladders => {
+            let models = folder()?;
             for name in LadderFile::built_in() {
                 let (ladder, _) = LadderFile::find(name)?;
                 let state = if ladder.is_pulled(&models) { "ready" } else { "not pulled" };
@@ -124,7 +143,7 @@ fn run(cli: Cli) -> Result<()> {
                 progress: !args.quiet,
                 ..PullOptions::default()
             };
-            pull_ladder(&ladder, &models, &options)
+            pull_ladder(&ladder, &folder()?, &options)
         }
     }
 }

@@ -1,133 +1,15 @@
-//! `molt demo` on a terminal, or as one JSON object a line.
+//! A conversation on a terminal: words coloured by rung, everything else on lines of its own.
 
-use std::io::{ErrorKind, Write as _};
-use std::ops::ControlFlow;
-use std::path::Path;
-use std::sync::Arc;
+use std::io::Write as _;
 
 use anstyle::{AnsiColor, Style};
-use anyhow::{Context as _, Result};
-use crossbeam_channel::bounded;
 use molt_kv::carry::Route;
-use molt_models::pull::PullOptions;
-use molt_models::sampling::SamplingSettings;
-use molt_models::{Ladder, LadderFile};
-use molt_runtime::demo::{DemoSettings, Regime, run as run_demo};
-use molt_runtime::engine::EngineSettings;
 use molt_runtime::event::{Event, Summary, Switch};
-use molt_runtime::trace::Trace;
-use molt_runtime::workers::Workers;
 use molt_scheduler::LeverKind;
-use molt_scheduler::units::{Bytes, RungIdx, Tokens};
-
-#[derive(clap::Args)]
-pub(crate) struct Args {
-    /// A built-in ladder, or the path of a ladder file.
-    #[arg(long, default_value = "pocket")]
-    ladder: String,
-    /// A built-in pressure trace, or the path of one.
-    #[arg(long, default_value = "spike_mid_answer")]
-    trace: String,
-    /// What the user says [default: one that suits the ladder].
-    #[arg(long)]
-    prompt: Option<String>,
-    /// Tokens of the answer.
-    #[arg(long, default_value_t = 260)]
-    tokens: u64,
-    /// 0 takes the most likely token always.
-    #[arg(long, default_value_t = 0.7)]
-    temperature: f32,
-    /// Seed of the choice of tokens.
-    #[arg(long, default_value_t = 4)]
-    seed: u64,
-    /// Keep no keepsakes: going up again reads the conversation again.
-    #[arg(long)]
-    no_keepsakes: bool,
-    /// Print one JSON object a line instead.
-    #[arg(long)]
-    json: bool,
-}
-
-/// `pocket` continues prose; the real ladders answer.
-const POCKET_PROMPT: &str = "To the Senate and House of Representatives:\n\nThe condition of the country at the close \
-    of the year is one of general peace and of increasing prosperity. The harvests have been large, the trade of our \
-    ports has grown, and the revenues of the Government have exceeded the estimates. It is the duty of Congress to \
-    consider with care the use that is to be made of this surplus, and the state of the Army and of the Navy.\n\nDuring \
-    the past year the people of the United States";
-const CHAT_PROMPT: &str = "Explain step by step, with an example for each step, what an operating system does when \
-    memory runs low, and what a program can do to help.";
-
-pub(crate) fn run(args: &Args, models: &Path, workers: Workers) -> Result<()> {
-    let trace = Trace::find(&args.trace)?;
-    let (claim, beside) = LadderFile::find(&args.ladder)?;
-    if !claim.is_pulled(models) {
-        eprintln!("The models of {} are not here yet; fetching them into {}.", claim.name, models.display());
-        crate::pull_ladder(&claim, models, &PullOptions::default())?;
-    }
-    let ladder = Arc::new(Ladder::check(&claim, beside.as_deref(), models)?);
-    let prompt = match &args.prompt {
-        Some(prompt) => prompt.clone(),
-        None if ladder.name() == "pocket" => POCKET_PROMPT.to_owned(),
-        None => CHAT_PROMPT.to_owned(),
-    };
-    let engine = match args.no_keepsakes {
-        true => EngineSettings { keepsakes: None, ..EngineSettings::default() },
-        false => EngineSettings::default(),
-    };
-    let settings = DemoSettings {
-        prompt: prompt.clone(),
-        answer: Tokens::new(args.tokens),
-        sampling: SamplingSettings {
-            temperature: args.temperature,
-            repetition_penalty: 1.1,
-            seed: args.seed,
-            ..SamplingSettings::default()
-        },
-        engine,
-        regime: Regime::Governed,
-    };
-    let (tell, told) = bounded::<Event>(256);
-    // The engine has a thread of its own; this one only prints, so that a slow terminal is not counted as a stall until
-    // the channel is full.
-    let pool = workers.pool()?;
-    let worker = std::thread::Builder::new().name("molt-engine".to_owned()).spawn(move || {
-        pool.install(|| {
-            run_demo(&ladder, &trace, &settings, |event| {
-                // Where the printer has gone (a closed pipe), the answer is nobody's any more.
-                match tell.send(event.clone()) {
-                    Ok(()) => ControlFlow::Continue(()),
-                    Err(_) => ControlFlow::Break(()),
-                }
-            })
-        })
-    })?;
-    let printed = match args.json {
-        true => print_json(&told),
-        false => Screen::new(&prompt).print(&told),
-    };
-    drop(told);
-    let summary = worker.join().map_err(|_| anyhow::anyhow!("the engine stopped; this is a bug in Molt"))?;
-    match printed {
-        // A reader that has seen enough is no error.
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
-        printed => printed.context("cannot print")?,
-    }
-    summary?;
-    Ok(())
-}
-
-fn print_json(events: &crossbeam_channel::Receiver<Event>) -> std::io::Result<()> {
-    let mut out = std::io::stdout().lock();
-    for event in events {
-        serde_json::to_writer(&mut out, &event)?;
-        writeln!(out)?;
-        out.flush()?;
-    }
-    Ok(())
-}
+use molt_scheduler::units::{Bytes, RungIdx};
 
 /// The conversation on a terminal: words coloured by rung, everything else on lines of its own.
-struct Screen<'a> {
+pub(super) struct Screen<'a> {
     prompt: &'a str,
     rung: Option<RungIdx>,
     /// Whether the cursor stands at the start of a line.
@@ -141,11 +23,11 @@ fn colour(rung: RungIdx) -> Style {
 }
 
 impl<'a> Screen<'a> {
-    fn new(prompt: &'a str) -> Self {
+    pub(super) fn new(prompt: &'a str) -> Self {
         Self { prompt, rung: None, fresh: true }
     }
 
-    fn print(mut self, events: &crossbeam_channel::Receiver<Event>) -> std::io::Result<()> {
+    pub(super) fn print(mut self, events: &crossbeam_channel::Receiver<Event>) -> std::io::Result<()> {
         let mut out = anstream::stdout().lock();
         for event in events {
             self.event(&mut out, &event)?;
@@ -258,7 +140,6 @@ fn describe(switch: &Switch) -> String {
 
 fn table(out: &mut impl std::io::Write, s: &Summary) -> std::io::Result<()> {
     let rungs: Vec<String> = s.rungs.iter().map(ToString::to_string).collect();
-    let signed = |bytes: i64| format!("{}{}", if bytes < 0 { "-" } else { "" }, Bytes::new(bytes.unsigned_abs()));
     for (name, value) in [
         ("tokens", format!("{} ({:.1} a second, switches included)", s.tokens, s.tok_s)),
         ("rungs used", rungs.join(", ")),
@@ -273,4 +154,9 @@ fn table(out: &mut impl std::io::Write, s: &Summary) -> std::io::Result<()> {
         writeln!(out, "{name:34} {value}")?;
     }
     Ok(())
+}
+
+/// A difference of bytes, for people.
+pub(super) fn signed(bytes: i64) -> String {
+    format!("{}{}", if bytes < 0 { "-" } else { "" }, Bytes::new(bytes.unsigned_abs()))
 }

@@ -1,0 +1,47 @@
+//! What the documents show of `moltd`, and links between them.
+#![allow(clippy::unwrap_used, reason = "a test may stop where its ground is missing")]
+
+use std::process::Command;
+
+use molt_tests::{program, root};
+
+fn pages() -> Vec<(String, String)> {
+    let folders = [root(), root().join("docs"), root().join("deploy"), root().join("tenants"), root().join("traces")];
+    let files = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()));
+    let pages = files.filter(|path| path.extension().is_some_and(|ending| ending == "md"));
+    pages.map(|path| (path.display().to_string(), std::fs::read_to_string(&path).unwrap())).collect()
+}
+
+#[test]
+fn flags_of_the_daemon_are_its_own() {
+    let help = Command::new(program("moltd")).arg("--help").output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let mut seen = 0;
+    for (name, page) in pages() {
+        let blocks = page.split("```console\n").skip(1).filter_map(|rest| rest.split("```").next());
+        for line in blocks.flat_map(str::lines).filter_map(|line| line.strip_prefix("$ moltd ")) {
+            for flag in line.split_whitespace().filter(|word| word.starts_with("--")) {
+                seen += 1;
+                assert!(help.contains(flag), "{name}: moltd has no {flag}");
+            }
+        }
+    }
+    assert!(seen >= 3, "only {seen} flags were found");
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut seen = 0;
+    for (name, page) in pages() {
+        let folder = std::path::Path::new(&name).parent().unwrap().to_owned();
+        for target in page.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let path = target.split('#').next().unwrap();
+            if path.is_empty() || path.contains("://") {
+                continue;
+            }
+            seen += 1;
+            assert!(folder.join(path).exists(), "{name} links to {target}");
+        }
+    }
+    assert!(seen >= 10, "only {seen} links were found");
+}

@@ -1,0 +1,96 @@
+//! The live feed over the real socket, and `molt events` on it.
+#![allow(clippy::unwrap_used, reason = "a test may stop where its ground is missing")]
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+
+use molt_tests::daemon::{Daemon, chunks};
+use molt_tests::program;
+use serde_json::{Value, json};
+
+const FULL: u64 = 256 << 20;
+const PROMPT: &str = "Fellow-citizens of the Senate and House of Representatives: the past year";
+
+fn ask(tokens: u64) -> Vec<u8> {
+    json!({"prompt": PROMPT, "max_tokens": tokens, "seed": 3}).to_string().into_bytes()
+}
+
+#[test]
+fn the_feed_tells_what_happens_and_not_what_is_said() {
+    let daemon = Daemon::start("");
+    let mut feed = chunks(daemon.send("GET", "/v1/events", b""));
+    let start = feed.next().unwrap();
+    assert_eq!((&start["event"], &start["ladder"]), (&json!("start"), &json!("pocket")));
+    let (status, answer) = daemon.ask("POST", "/v1/completions", &ask(40));
+    assert_eq!(status, 200, "{answer}");
+    // All of the feed until the answer is complete.
+    let mut told: Vec<Value> = Vec::new();
+    while told.last().is_none_or(|last| last["event"] != "finished") {
+        told.push(feed.next().unwrap());
+    }
+    let of = |kind: &str| told.iter().filter(|e| e["event"] == kind).collect::<Vec<_>>();
+    assert_eq!(of("budget")[0]["budget_bytes"], FULL);
+    let (asked, finished) = (of("asked"), of("finished"));
+    assert_eq!((asked.len(), of("admitted").len(), finished.len()), (1, 1, 1), "{told:?}");
+    assert_eq!(asked[0]["tenant"], "default");
+    let tokens = finished[0]["tokens"].as_u64().unwrap();
+    assert_eq!(answer["usage"]["completion_tokens"].as_u64(), Some(tokens));
+    assert!(of("token").len() as u64 >= tokens && of("token").iter().all(|token| token["text"] == ""));
+    assert!(of("load").iter().any(|load| load["rung"] == 0 && load["bytes"].as_u64() > Some(1 << 20)));
+    // Numbered, so that a reader sees what was left out.
+    let numbers: Vec<u64> = told.iter().map(|e| e["number"].as_u64().unwrap()).collect();
+    assert!(numbers.is_sorted_by(|a, b| a < b), "{numbers:?}");
+    let words: Vec<&str> = answer["choices"][0]["text"].as_str().unwrap().split_whitespace().collect();
+    let text = told.iter().map(Value::to_string).collect::<String>();
+    let said = words.iter().chain(&["Fellow-citizens", "Senate"]).find(|word| word.len() > 5 && text.contains(**word));
+    assert_eq!(said, None, "{text}");
+}
+
+#[test]
+fn readers_of_the_feed_do_not_hold_the_daemon_up() {
+    let mut daemon = Daemon::start("");
+    // One that never reads, and one that hears the end.
+    let _deaf = daemon.send("GET", "/v1/events", b"");
+    let feed = chunks(daemon.send("GET", "/v1/events", b""));
+    let (status, _) = daemon.ask("POST", "/v1/completions", &ask(200));
+    assert_eq!(status, 200);
+    let pid = daemon.child.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    let last = feed.last().unwrap();
+    assert!(last["event"].is_string(), "{last}");
+    assert!(daemon.child.wait().unwrap().success());
+}
+
+#[test]
+fn molt_events_prints_lines_for_people_and_programs() {
+    let daemon = Daemon::start("");
+    let start = |more: &[&str]| {
+        let mut child = Command::new(program("molt"))
+            .arg("events")
+            .args(more)
+            .args(["--socket".as_ref(), daemon.socket.as_os_str()])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Its first line says that it listens.
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let first = lines.next().unwrap();
+        (child, first, lines)
+    };
+    let (mut people, first, mut lines) = start(&[]);
+    assert!(first.contains("serving pocket, 3 rungs"), "{first}");
+    let (mut programs, first, json_lines) = start(&["--json", "--count", "20"]);
+    assert_eq!(serde_json::from_str::<Value>(&first).unwrap()["event"], "start");
+    daemon.ask("POST", "/v1/completions", &ask(60));
+    daemon.set_budget(1 << 20);
+    let wanted = ["default asks", "default is let in on tier0", "default has its answer", "budget 1.0 MiB"];
+    for part in wanted {
+        let line = lines.find(|line| line.contains(part));
+        assert!(line.is_some(), "{part:?} is not told");
+    }
+    let told: Vec<Value> = json_lines.map(|line| serde_json::from_str(&line).unwrap()).collect();
+    assert_eq!(told.len(), 19);
+    assert!(programs.wait().unwrap().success());
+    people.kill().unwrap();
+    people.wait().unwrap();
+}
