@@ -1,4 +1,4 @@
-//! What the documents show of `moltd`, and links between them.
+//! What the documents show of `moltd`, links between them, and the tests that they name.
 #![allow(clippy::unwrap_used, reason = "a test may stop where its ground is missing")]
 
 use std::process::Command;
@@ -44,4 +44,34 @@ fn links_lead_somewhere() {
         }
     }
     assert!(seen >= 10, "only {seen} links were found");
+}
+
+/// Everything in the repository that is Rust.
+fn sources() -> String {
+    let (mut folders, mut all) = (vec![root()], String::new());
+    while let Some(folder) = folders.pop() {
+        for path in std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()) {
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            if path.is_dir() && name != "target" && !name.starts_with('.') {
+                folders.push(path);
+            } else if name.ends_with(".rs") {
+                all += &std::fs::read_to_string(&path).unwrap();
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn tests_that_are_named_as_proof_exist() {
+    let sources = sources();
+    for page in ["docs/complaints.md"] {
+        let text = std::fs::read_to_string(root().join(page)).unwrap();
+        let word = |code: &&str| code.matches('_').count() >= 2 && code.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        let named: Vec<&str> = text.split('`').skip(1).step_by(2).filter(word).collect();
+        assert!(named.len() >= 20, "{page} names only {} tests", named.len());
+        for test in named {
+            assert!(sources.contains(&format!("fn {test}(")), "{page} names the test {test}, which is not there");
+        }
+    }
 }
