@@ -15,6 +15,8 @@ use molt_models::{Ladder, LadderFile};
 use molt_runtime::demo::{DemoSettings, run as run_demo};
 use molt_runtime::engine::EngineSettings;
 use molt_runtime::event::{Event, Summary, Switch};
+use molt_runtime::hog::Schedule;
+use molt_runtime::real::{RealSettings, RealSummary, run as run_real};
 use molt_runtime::trace::Trace;
 use molt_runtime::workers::Workers;
 use molt_scheduler::LeverKind;
@@ -43,6 +45,12 @@ pub(crate) struct Args {
     /// Keep no keepsakes: going up again reads the conversation again.
     #[arg(long)]
     no_keepsakes: bool,
+    /// Nothing simulated: another program takes memory that is not there to spare, inside a control group with a limit.
+    #[arg(long, conflicts_with = "trace")]
+    real: bool,
+    /// What the other program is like.
+    #[arg(long, default_value = "camera_launch", requires = "real")]
+    hog: Schedule,
     /// Print one JSON object a line instead.
     #[arg(long)]
     json: bool,
@@ -89,15 +97,19 @@ pub(crate) fn run(args: &Args, models: &Path, workers: Workers) -> Result<()> {
     // The engine has a thread of its own; this one only prints, so that a slow terminal is not counted as a stall until
     // the channel is full.
     let pool = workers.pool()?;
+    let program = std::env::current_exe().context("where is this program?")?;
+    let real = args.real.then_some(RealSettings { schedule: args.hog, program });
     let worker = std::thread::Builder::new().name("molt-engine".to_owned()).spawn(move || {
         pool.install(|| {
-            run_demo(&ladder, &trace, &settings, |event| {
-                // Where the printer has gone (a closed pipe), the answer is nobody's any more.
-                match tell.send(event.clone()) {
-                    Ok(()) => ControlFlow::Continue(()),
-                    Err(_) => ControlFlow::Break(()),
-                }
-            })
+            // Where the printer has gone (a closed pipe), the answer is nobody's any more.
+            let tell = |event: &Event| match tell.send(event.clone()) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(_) => ControlFlow::Break(()),
+            };
+            match &real {
+                Some(real) => run_real(&ladder, &settings, real, tell).map_err(anyhow::Error::from),
+                None => run_demo(&ladder, &trace, &settings, tell).map(|_| None).map_err(anyhow::Error::from),
+            }
         })
     })?;
     let printed = match args.json {
@@ -111,7 +123,23 @@ pub(crate) fn run(args: &Args, models: &Path, workers: Workers) -> Result<()> {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
         printed => printed.context("cannot print")?,
     }
-    summary?;
+    if let Some(real) = summary? {
+        print_real(&real, args.json)?;
+    }
+    Ok(())
+}
+
+fn print_real(real: &RealSummary, json: bool) -> Result<()> {
+    if json {
+        println!("{}", serde_json::to_string(&serde_json::json!({"event": "real", "real": real}))?);
+        return Ok(());
+    }
+    let RealSummary { limit_bytes, hog_bytes, biggest_bytes, oom_kills, hog, .. } = real;
+    let kills = oom_kills.map_or("the kernel does not say".to_owned(), |kills| kills.to_string());
+    println!("the group's limit                  {limit_bytes}");
+    println!("the other program wanted           {hog_bytes}; it {hog}");
+    println!("the biggest rung takes             {biggest_bytes}");
+    println!("killed in the group by the kernel  {kills}");
     Ok(())
 }
 
@@ -195,6 +223,10 @@ impl<'a> Screen<'a> {
                 let pressure = usage_bytes.get() as f64 / budget_bytes.get().max(1) as f64;
                 self.line(out, &format!("budget {budget_bytes}, in use {usage_bytes}, pressure {pressure:.2}"))
             }
+            Event::Limit { source, limit_bytes: Some(limit), reason, .. } => {
+                self.line(out, &format!("{source} allows {limit}: {reason}"))
+            }
+            Event::Limit { source, limit_bytes: None, .. } => self.line(out, &format!("{source} limits nothing now")),
             Event::Switch(switch) => self.line(out, &describe(switch)),
             Event::Lever { kind, bytes, .. } => {
                 let name = match kind {

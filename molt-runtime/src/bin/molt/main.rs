@@ -5,6 +5,7 @@ mod client;
 mod demo;
 mod eval;
 mod fit;
+mod hog;
 mod ladder;
 mod record;
 mod replay;
@@ -53,6 +54,7 @@ enum Command {
     Replay(replay::Args),
     /// Record a pressure trace from what this machine says of its memory.
     Record(record::Args),
+    Hog(hog::Args),
     /// Measure on this machine.
     Bench(bench::Args),
     /// List the built-in ladders.
@@ -93,11 +95,12 @@ fn run(cli: Cli) -> Result<()> {
         Command::Complete(args) => return client::complete(args),
         Command::Budget(args) => return client::budget(args),
         Command::Tenants(args) => return client::tenants(args),
+        Command::Hog(args) => return hog::run(args),
         _ => {}
     }
     let models = cli.models.or_else(paths::models_folder).context(NO_FOLDER)?;
     match cli.command {
-        Command::Chat(_) | Command::Complete(_) | Command::Budget(_) | Command::Tenants(_) => Ok(()),
+        Command::Chat(_) | Command::Complete(_) | Command::Budget(_) | Command::Tenants(_) | Command::Hog(_) => Ok(()),
         Command::Demo(args) => demo::run(&args, &models, cli.workers),
         Command::Bench(args) => cli.workers.run(|| bench::run(&args, &models))?,
         Command::Fit(args) => cli.workers.run(|| fit::run(&args, &models))?,
