@@ -39,7 +39,7 @@ fn everything_is_measured_once_and_shown() {
     let (held, ours) = (of(serde_json::json!({ "hold": 0 })), of("molt".into()));
     assert_eq!((held["killed_simulated"].as_bool(), held["completed"].as_bool()), (Some(true), Some(false)));
     assert!(held["overshoot_bytes"].as_i64().unwrap() > 0, "what is killed used more than it might: {held}");
-    assert_eq!((ours["tokens"].as_u64(), molt["completed"].as_bool()), (Some(64), Some(true)));
+    assert_eq!((ours["tokens"].as_u64(), ours["completed"].as_bool()), (Some(64), Some(true)));
     assert!(ours["overshoot_bytes"].as_i64().unwrap() <= 0 && ours["switches"].as_u64().unwrap() > 0);
     for row in rows("switch_cost") {
         assert!(row["carry_ms"][0].as_f64().unwrap() > 0.0 && row["reread_ms"][0].as_f64().unwrap() > 0.0, "{row}");

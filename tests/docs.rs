@@ -67,7 +67,8 @@ fn tests_that_are_named_as_proof_exist() {
     let sources = sources();
     for page in ["docs/complaints.md"] {
         let text = std::fs::read_to_string(root().join(page)).unwrap();
-        let word = |code: &&str| code.matches('_').count() >= 2 && code.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        let word =
+            |code: &&str| code.matches('_').count() >= 2 && code.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         let named: Vec<&str> = text.split('`').skip(1).step_by(2).filter(word).collect();
         assert!(named.len() >= 20, "{page} names only {} tests", named.len());
         for test in named {

@@ -31,9 +31,14 @@ impl Alarm {
         self.used.store(used.get(), Ordering::Relaxed);
     }
 
+    /// What the engine uses, as it last noted.
+    pub fn used(&self) -> Bytes {
+        Bytes::new(self.used.load(Ordering::Relaxed))
+    }
+
     /// Interrupts the engine where it uses more than that. A budget that holds what is used waits for the next round.
     pub fn ring_if_over(&self, budget: Bytes) {
-        if budget.get() < self.used.load(Ordering::Relaxed) {
+        if budget < self.used() {
             self.rings.lock().first.get_or_insert_with(Instant::now);
             self.flag.raise();
         }

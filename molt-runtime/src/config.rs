@@ -8,7 +8,8 @@ use molt_scheduler::Policy;
 use molt_scheduler::units::{Bytes, Span, Tokens};
 use serde::Deserialize;
 
-use crate::budget::{BudgetSource, CgroupBudget, HostBudget};
+use crate::alarm::Alarm;
+use crate::budget::{BudgetSource, CgroupBudget, HostBudget, PressureBudget, SystemdBudget, WatchError};
 use crate::engine::{Effort, EngineSettings, HealSettings};
 use crate::service::{TenantClaim, TenantLimits};
 use crate::workers::Workers;
@@ -113,26 +114,43 @@ pub struct Sources {
     pub host_reserve_mib: Option<u64>,
     /// The limits of the control group and of those above it.
     pub cgroup: bool,
+    /// How long programs wait for memory, on the machine and in the control group.
+    pub pressure: bool,
+    /// What the service manager says, where it watches for us.
+    pub systemd: bool,
 }
 
 impl Default for Sources {
     fn default() -> Self {
-        Self { host: true, host_reserve_mib: None, cgroup: true }
+        Self { host: true, host_reserve_mib: None, cgroup: true, pressure: true, systemd: true }
     }
 }
 
 impl Sources {
-    /// Those that this machine has, on one with so much memory.
-    pub fn measured(self, memory: Bytes) -> Vec<Box<dyn BudgetSource>> {
+    /// Those that this machine has, on one with so much memory; `alarm` knows what is used.
+    pub fn measured(self, memory: Bytes, alarm: &Alarm) -> Result<Vec<Box<dyn BudgetSource>>, WatchError> {
         let proc = Path::new("/proc");
         let reserve = self.host_reserve_mib.map_or(Bytes::new(memory.get() / 20), Bytes::mib);
         let mut sources: Vec<Box<dyn BudgetSource>> = Vec::new();
         if self.host {
             sources.push(Box::new(HostBudget::new(proc, reserve)));
         }
-        let cgroup = self.cgroup.then(|| CgroupBudget::new(proc, Path::new("/sys/fs/cgroup"))).flatten();
+        let cgroup = CgroupBudget::new(proc, Path::new("/sys/fs/cgroup"));
+        if self.pressure {
+            let files = [("pressure", Some(proc.join("pressure/memory")))].into_iter();
+            let files = files.chain([("cgroup_pressure", cgroup.as_ref().and_then(CgroupBudget::pressure_file))]);
+            for (name, file) in files.filter_map(|(name, file)| Some((name, file?))) {
+                let source = PressureBudget::new(name, &file, alarm.clone());
+                sources.extend(source.map(|source| -> Box<dyn BudgetSource> { Box::new(source) }));
+            }
+        }
+        if self.systemd {
+            let source = SystemdBudget::from_environment(alarm.clone())?;
+            sources.extend(source.map(|source| -> Box<dyn BudgetSource> { Box::new(source) }));
+        }
+        let cgroup = cgroup.filter(|_| self.cgroup);
         sources.extend(cgroup.map(|cgroup| -> Box<dyn BudgetSource> { Box::new(cgroup) }));
-        sources
+        Ok(sources)
     }
 }
 

@@ -203,7 +203,7 @@ pub fn start(ladder: &Ladder, engine: &Engine, prompt: usize) -> Start {
 
 /// What a run adds up to.
 #[derive(Debug)]
-struct Tally {
+pub(crate) struct Tally {
     started: Instant,
     last_token: Option<Instant>,
     tokens: u64,
@@ -220,7 +220,7 @@ struct Tally {
 }
 
 impl Tally {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             started: Instant::now(),
             last_token: None,
@@ -237,7 +237,7 @@ impl Tally {
         }
     }
 
-    fn count(&mut self, event: &Event, budget: Bytes) {
+    pub(crate) fn count(&mut self, event: &Event, budget: Bytes) {
         match event {
             Event::Token { rung, .. } => {
                 let now = Instant::now();
@@ -265,7 +265,12 @@ impl Tally {
         }
     }
 
-    fn summary(self) -> Summary {
+    /// Tokens so far.
+    pub(crate) fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    pub(crate) fn summary(self) -> Summary {
         let seconds = self.started.elapsed().as_secs_f64();
         Summary {
             tokens: self.tokens,

@@ -5,6 +5,8 @@ use molt_scheduler::units::{Bytes, RungIdx, Tokens};
 use molt_scheduler::{Census, Class, LeverKind};
 use serde::Serialize;
 
+use crate::budget::{Move, Step};
+
 /// Something that happened, in order.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
@@ -60,6 +62,17 @@ pub enum Event {
         budget_bytes: Bytes,
         /// Bytes in use at that moment.
         usage_bytes: Bytes,
+    },
+    /// A source's limit on the budget moved, by a step that has a reason. The budget is the smallest of all limits.
+    Limit {
+        /// The source: `pressure`, `cgroup_pressure`, `systemd`.
+        source: &'static str,
+        /// What it did.
+        direction: LimitDirection,
+        /// What it allows now; none where it limits nothing any more.
+        limit_bytes: Option<Bytes>,
+        /// Why.
+        reason: String,
     },
     /// A sequence changed its rung, cache and all.
     Switch(Switch),
@@ -117,7 +130,8 @@ pub enum Event {
         /// How long it took.
         release_ms: f64,
     },
-    /// Memory that was wanted is back with the system: the resident set has fallen below the budget.
+    /// Memory that was wanted is back with the system: the resident set has fallen below the budget (but for the clean
+    /// pages of the program's own file, and 2 % of noise).
     Reaction {
         /// From the signal to here.
         reaction_ms: f64,
@@ -125,7 +139,7 @@ pub enum Event {
         before_bytes: Bytes,
         /// Bytes that may be used now.
         budget_bytes: Bytes,
-        /// What the system says is resident.
+        /// What the system says is resident, the program's own file included.
         rss_bytes: Bytes,
     },
     /// The first token that a reader gets after memory was wanted in the middle of its answer.
@@ -200,6 +214,34 @@ pub enum Event {
     },
     /// A run ends.
     Summary(Summary),
+}
+
+/// How a limit moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LimitDirection {
+    /// It fell.
+    Down,
+    /// It begins to grow.
+    Up,
+    /// It is gone.
+    Lifted,
+}
+
+impl LimitDirection {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Down, Self::Up, Self::Lifted];
+}
+
+impl From<Step> for Event {
+    fn from(Step { source, moved, reason }: Step) -> Self {
+        let (direction, limit_bytes) = match moved {
+            Move::Shrunk(bytes) => (LimitDirection::Down, Some(bytes)),
+            Move::Grows(bytes) => (LimitDirection::Up, Some(bytes)),
+            Move::Lifted => (LimitDirection::Lifted, None),
+        };
+        Self::Limit { source, direction, limit_bytes, reason }
+    }
 }
 
 /// What trouble there was.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use molt_kv::ledger::Ledger;
+use molt_kv::ledger::{Kind, Ledger};
 use molt_scheduler::units::Bytes;
 
 use crate::memory::resident_set;
@@ -31,6 +31,11 @@ impl Books {
     /// The most that was in use at any moment since this was last asked, to the byte: no sampler can miss it.
     pub fn take_peak(&self) -> Bytes {
         self.overhead + self.ledger.take_peak()
+    }
+
+    /// Of them, buffers of steps: room for the longest pass, of which only what a pass has used is resident.
+    pub fn scratch(&self) -> Bytes {
+        self.ledger.used(Kind::Scratch)
     }
 
     /// Of them, parts of mapped files.
@@ -71,10 +76,12 @@ impl Sampler {
         let thread = std::thread::Builder::new().name("molt-sampler".to_owned()).spawn(move || {
             let mut looks = vec![look()];
             first.store(true, Ordering::Release);
-            while !stopped.load(Ordering::Relaxed) {
+            while !stopped.load(Ordering::Acquire) {
                 std::thread::sleep(every);
                 looks.push(look());
             }
+            // How it ended, also where nobody looked meanwhile.
+            looks.push(look());
             looks
         })?;
         Ok(Self { stop, looked, thread })
@@ -87,7 +94,7 @@ impl Sampler {
 
     /// Everything that was seen, oldest first.
     pub fn stop(self) -> Vec<Look> {
-        self.stop.store(true, Ordering::Relaxed);
+        self.stop.store(true, Ordering::Release);
         self.thread.join().unwrap_or_default()
     }
 }

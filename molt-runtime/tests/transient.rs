@@ -25,7 +25,6 @@ fn a_switch_never_holds_source_and_destination() {
     let mut run = Run::new();
     let books = run.engine.books();
     let full = Bytes::mib(512);
-    let mut switches = 0;
     for (from, to) in [(0, 1), (0, 2), (1, 2)].repeat(6) {
         let (from, to) = (RungIdx::new(from), RungIdx::new(to));
         let (upper, lower) = (if from == RungIdx::TOP { full } else { run.holds(from) }, run.holds(to));
@@ -45,7 +44,6 @@ fn a_switch_never_holds_source_and_destination() {
             told.iter().any(|event| matches!(event, Event::Switch(Switch { to: rung, .. }) if *rung == to)),
             "{from} to {to}: {told:?}"
         );
-        switches += 1;
         assert!(peak <= before, "{from} to {to}: {before} when the signal came, {peak} at the most afterwards");
         let path = Path::of(&looks, signal, lower).unwrap();
         assert_eq!(path.before, before);
@@ -63,9 +61,9 @@ fn a_switch_never_holds_source_and_destination() {
         });
         let (before_bytes, budget_bytes, rss_bytes) = reaction.unwrap();
         assert_eq!((before_bytes, budget_bytes), (before, lower));
-        assert!(rss_bytes <= lower);
+        assert!(rss_bytes < rss, "{from} to {to}: {rss} were resident, then {rss_bytes}");
         let told = run.until(lower, "the next token", |event| matches!(event, Event::Token { .. }));
-        assert!(switches > 0 && !told.is_empty());
+        assert!(!told.is_empty());
         while run.engine.has(sequence) {
             run.round(lower);
         }

@@ -1,10 +1,12 @@
 //! What `molt bench` measures. Every figure in the documentation comes out of here.
 
 pub mod bandwidth;
+pub mod cold;
 pub mod conditions;
 pub mod engine;
 pub mod ladder;
 mod llama_cpp;
+pub mod memory;
 pub mod results;
 pub mod stats;
 pub mod switch_cost;

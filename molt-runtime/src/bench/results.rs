@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::conditions::ConditionRow;
 use super::engine::EngineRow;
 use super::ladder::{ResidualRow, RungRow};
+use super::memory::MemoryRun;
 use super::switch_cost::SwitchCostRow;
 use super::tenants::TenantsRun;
 use crate::eval;
@@ -53,6 +54,9 @@ pub struct Results {
     /// Prefill and decode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<Section<EngineRow>>,
+    /// How fast memory comes back, whether the books are true, and a cold start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Section<MemoryRun>>,
 }
 
 /// One part of the report.
@@ -196,6 +200,7 @@ impl Results {
             residuals: None,
             tenants: None,
             engine: None,
+            memory: None,
         }
     }
 

@@ -33,9 +33,29 @@ impl std::fmt::Display for Spread {
     }
 }
 
+/// The smallest sample that is not below `share` of all of them; `None` of none.
+pub fn percentile(samples: &[f64], share: f64) -> Option<f64> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let below = |at: &usize| ((*at + 1) as f64) < share * samples.len() as f64;
+    let at = (0..sorted.len()).find(|at| !below(at))?;
+    sorted.get(at).copied()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shares_of_samples() {
+        let check = |samples: &[f64], share, expected| assert_eq!(percentile(samples, share), expected);
+        let hundred: Vec<f64> = (1..=100).rev().map(f64::from).collect();
+        check(&hundred, 0.99, Some(99.0));
+        check(&hundred, 0.5, Some(50.0));
+        check(&hundred, 1.0, Some(100.0));
+        check(&[3.0, 1.0, 2.0], 0.99, Some(3.0));
+        check(&[], 0.5, None);
+    }
 
     #[test]
     fn the_middle_of_samples() {

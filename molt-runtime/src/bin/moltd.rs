@@ -157,7 +157,7 @@ fn run(args: &Args) -> Result<()> {
     let tenant = engine.register(&config.default_tenant.name, spec);
     let tenants = Arc::new(Tenants::new(tenant, config.default_tenant.clone(), config.tenants));
     let operator = OperatorBudget::new(budget, engine.alarm().clone());
-    let measured = config.budget.measured(memory::total().unwrap_or(Bytes::ZERO));
+    let measured = config.budget.measured(memory::total().unwrap_or(Bytes::ZERO), engine.alarm())?;
     let sources = Strictest::new(vec![Box::new(operator.clone())], measured);
     let watched = Watched::start(sources, engine.alarm().clone())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

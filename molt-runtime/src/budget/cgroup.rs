@@ -16,6 +16,7 @@ pub struct CgroupBudget {
     /// From the process's own group up to the root, those that can be limited.
     groups: Vec<PathBuf>,
     version: Version,
+    reserve: Bytes,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +50,18 @@ impl CgroupBudget {
         // Where the group is mounted as the root of a container, its path is not below the mount.
         let groups = if own.is_dir() { groups } else { vec![root] };
         let known = |group: &PathBuf| group.join(version.current()).is_file();
-        groups.iter().any(known).then(|| Self { proc: proc.to_owned(), groups, version })
+        groups.iter().any(known).then(|| Self { proc: proc.to_owned(), groups, version, reserve: Bytes::ZERO })
+    }
+
+    /// Leaves so much of every group's limit to whoever else is in it.
+    pub fn reserving(self, reserve: Bytes) -> Self {
+        Self { reserve, ..self }
+    }
+
+    /// Where the own group's waiting for memory is added up; version 1 has none.
+    pub fn pressure_file(&self) -> Option<PathBuf> {
+        let file = self.groups.first()?.join("memory.pressure");
+        (self.version == Version::Two && file.is_file()).then_some(file)
     }
 
     /// What is free in a group, without what its page cache could give.
@@ -66,7 +78,7 @@ impl CgroupBudget {
         };
         let cache: u64 = self.version.cache().iter().map(|name| of(name)).sum();
         let used = Bytes::new(current) - Bytes::new(cache);
-        Some(Bytes::new(limit) - used)
+        Some(Bytes::new(limit) - self.reserve - used)
     }
 }
 

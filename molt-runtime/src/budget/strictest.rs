@@ -1,13 +1,15 @@
 //! Several sources at once, and the watcher that looks at them between rounds.
 
+use std::os::fd::AsFd as _;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use molt_scheduler::units::{Bytes, Time};
+use nix::poll::{PollFd, PollTimeout, poll};
 use parking_lot::Mutex;
 
 use crate::alarm::Alarm;
-use crate::budget::BudgetSource;
+use crate::budget::{BudgetSource, Step, Wake};
 
 /// The smallest budget of several sources. It falls at once; what the *machine* says rises by no more than a share of the
 /// last budget a second, so that a moment of quiet brings nothing back.
@@ -44,6 +46,25 @@ impl Strictest {
         });
         least(&mut self.said).into_iter().chain(measured).min().unwrap_or(Bytes::MAX)
     }
+
+    fn sources(&mut self) -> impl Iterator<Item = &mut Box<dyn BudgetSource>> {
+        self.said.iter_mut().chain(&mut self.measured)
+    }
+
+    /// Steps that nobody was told of.
+    pub fn steps(&mut self) -> Vec<Step> {
+        self.sources().filter_map(|source| source.step()).collect()
+    }
+
+    /// What to wait for, by the number of the source.
+    fn wakes(&mut self) -> Vec<(usize, Wake)> {
+        self.sources().enumerate().filter_map(|(index, source)| Some((index, source.wake()?))).collect()
+    }
+
+    /// A source has become ready. Says whether it can again.
+    fn woken(&mut self, index: usize) -> bool {
+        self.sources().nth(index).is_some_and(|source| source.woken())
+    }
 }
 
 /// Sources that a thread watches between the engine's rounds.
@@ -62,6 +83,11 @@ struct Shared {
 const WATCH: Duration = Duration::from_millis(50);
 
 impl Watched {
+    /// Steps of sources since this was last asked.
+    pub fn steps(&self) -> Vec<Step> {
+        self.shared.sources.lock().steps()
+    }
+
     /// Starts the watcher, which interrupts the engine when less is there than is used. It ends with the last clone.
     pub fn start(sources: Strictest, alarm: Alarm) -> std::io::Result<Self> {
         let shared = Arc::new(Shared { sources: Mutex::new(sources), alarm, started: Instant::now() });
@@ -83,12 +109,30 @@ impl Shared {
     }
 }
 
-fn watch(shared: &Weak<Shared>) {
-    while let Some(shared) = shared.upgrade() {
+fn watch(watched: &Weak<Shared>) {
+    let mut wakes = watched.upgrade().map(|shared| shared.sources.lock().wakes()).unwrap_or_default();
+    while let Some(shared) = watched.upgrade() {
         shared.alarm.ring_if_over(shared.look());
         drop(shared);
-        std::thread::sleep(WATCH);
+        let ready = ready(&wakes);
+        let Some(shared) = watched.upgrade().filter(|_| !ready.is_empty()) else { continue };
+        let mut sources = shared.sources.lock();
+        let ended: Vec<usize> = ready.into_iter().filter(|index| !sources.woken(*index)).collect();
+        wakes.retain(|(index, _)| !ended.contains(index));
     }
+}
+
+/// Waits until the next look is due or a source has news; the numbers of those that have.
+fn ready(wakes: &[(usize, Wake)]) -> Vec<usize> {
+    let mut polled: Vec<PollFd<'_>> =
+        wakes.iter().map(|(_, wake)| PollFd::new(wake.file.as_fd(), wake.flags)).collect();
+    let timeout = PollTimeout::try_from(WATCH).unwrap_or(PollTimeout::ZERO);
+    if poll(&mut polled, timeout).is_err() {
+        // Interrupted; the next look comes a little early.
+        return Vec::new();
+    }
+    let any = |fd: &PollFd<'_>| fd.any().unwrap_or(true);
+    wakes.iter().zip(&polled).filter(|(_, fd)| any(fd)).map(|((index, _), _)| *index).collect()
 }
 
 #[cfg(test)]

@@ -101,6 +101,8 @@ pub struct Engine {
     settings: EngineSettings,
     ledger: Ledger,
     overhead: Bytes,
+    /// Of the overhead, pages of files.
+    overhead_files: Bytes,
     scheduler: Scheduler,
     plan: Plan,
     progress: Vec<Progress>,
@@ -170,6 +172,7 @@ impl Engine {
             settings,
             ledger: Ledger::new(),
             overhead,
+            overhead_files: resident_files(),
             plan: Plan::new(),
             progress: Vec::new(),
             ropes,
@@ -264,6 +267,11 @@ impl Engine {
     /// Whether the last round read anything, so that one without a token of an answer was no idle one.
     pub fn has_read(&self) -> bool {
         self.read_tokens > 0
+    }
+
+    /// Tokens that the last round read, of prompts and of answers.
+    pub fn read_tokens(&self) -> usize {
+        self.read_tokens
     }
 
     /// Whether a sequence is still to be served.

@@ -8,7 +8,10 @@ use molt_scheduler::units::Bytes;
 
 use crate::engine::{Engine, ms_since};
 use crate::event::Event;
-use crate::memory::resident_set;
+use crate::memory::{resident_files, resident_set};
+
+/// What the heap may hold beside the books: one part in so many of the budget.
+const NOISE: u64 = 50;
 
 /// Memory that is wanted and not yet back.
 #[derive(Debug, Clone, Copy)]
@@ -46,14 +49,16 @@ impl Engine {
         self.reaction.waiting.extend(answering.map(|(id, _)| *id));
     }
 
-    /// Says so where what was wanted is back: the resident set, not only our books, is within the budget.
+    /// Says so where what was wanted is back: the resident set, not only our books, is within the budget. Pages of the
+    /// program's own file come in as code is used; they are clean, the system's to drop, and no part of it.
     pub(super) fn look_if_back(&mut self, budget: Bytes) {
         let Some(Wanted { since, usage: before_bytes }) = self.reaction.wanted else { return };
         if self.usage() > budget {
             return;
         }
-        let rss_bytes = resident_set();
-        if rss_bytes <= budget {
+        let (rss_bytes, files) = (resident_set(), resident_files());
+        let own_files = files - self.overhead_files - self.ledger.files();
+        if rss_bytes - own_files <= budget + Bytes::new(budget.get() / NOISE) {
             self.reaction.wanted = None;
             let reaction_ms = ms_since(since);
             self.tell(None, Event::Reaction { reaction_ms, before_bytes, budget_bytes: budget, rss_bytes });

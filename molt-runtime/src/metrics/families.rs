@@ -54,6 +54,7 @@ pub const FAMILIES: &[Family] = &[
     gauge("molt_sequences", "Sequences by class and state: waiting (the queue), running, parked."),
     counter("molt_rounds_total", "Rounds of the engine; they go on when it is idle, and stop when it hangs."),
     counter("molt_budget_changes_total", "Changes of the budget, by more than a sixty-fourth, that a round has seen."),
+    counter("molt_limit_steps_total", "Steps of limits that pressure sets, by direction: down, up, lifted."),
     counter("molt_given_up_steps_total", "Steps that were given up because memory was wanted, and done again."),
     counter("molt_levers_total", "Levers used, by kind and by the class that bore them."),
     counter("molt_lever_freed_bytes_total", "Bytes that levers freed, by kind and class."),

@@ -6,7 +6,7 @@ use molt_kv::carry::Route;
 use molt_scheduler::units::{Bytes, RungIdx};
 use molt_scheduler::{Class, LeverKind, Standing};
 
-use crate::event::{Event, FinishReason, Start, Switch, TroubleKind, UsageByKind};
+use crate::event::{Event, FinishReason, LimitDirection, Start, Switch, TroubleKind, UsageByKind};
 
 /// A wait for a next token that a reader notices as one: what a carry may take by default.
 const STALL_MS: f64 = 1_000.0;
@@ -56,6 +56,9 @@ pub(super) fn record(event: &Event, overshoot_max: i64) {
         Event::Token { wait_ms: None, .. } => {}
         // The sample of the same round has the figures.
         Event::Budget { .. } => counter!("molt_budget_changes_total").increment(1),
+        Event::Limit { direction, .. } => {
+            counter!("molt_limit_steps_total", "direction" => direction_name(*direction)).increment(1);
+        }
         Event::Reaction { reaction_ms, .. } => histogram!("molt_reaction_seconds").record(reaction_ms / 1e3),
         Event::Stall { class, stall_ms, .. } => seconds("molt_reaction_stall_seconds", *class, *stall_ms),
         Event::GivenUp { .. } => counter!("molt_given_up_steps_total").increment(1),
@@ -207,6 +210,9 @@ pub(super) fn zeroes() {
     for provenance in ["exact", "over_mapped", "mapped"] {
         none("molt_switch_tokens_total", &[("provenance", provenance)]);
     }
+    for direction in LimitDirection::ALL.map(direction_name) {
+        none("molt_limit_steps_total", &[("direction", direction)]);
+    }
     for kind in TroubleKind::ALL.map(trouble_name) {
         none("molt_troubles_total", &[("kind", kind)]);
     }
@@ -229,6 +235,14 @@ fn float(bytes: Bytes) -> f64 {
 /// As the streams name it.
 fn rung_name(rung: RungIdx) -> String {
     rung.index().to_string()
+}
+
+fn direction_name(direction: LimitDirection) -> &'static str {
+    match direction {
+        LimitDirection::Down => "down",
+        LimitDirection::Up => "up",
+        LimitDirection::Lifted => "lifted",
+    }
 }
 
 fn class_name(class: Class) -> &'static str {

@@ -11,6 +11,7 @@ use page::{Page, mib};
 use crate::bench::conditions::{Condition, ConditionRow};
 use crate::bench::engine::EngineRow;
 use crate::bench::ladder::{ResidualRow, RungRow};
+use crate::bench::memory::{During, MemoryRun};
 use crate::bench::results::{Results, Section};
 use crate::bench::stats::Spread;
 use crate::bench::switch_cost::SwitchCostRow;
@@ -35,6 +36,7 @@ pub fn html(results: &Results) -> Result<String, ReportError> {
     page.section("Residuals of the maps", results.residuals.as_ref(), residuals)?;
     page.section("Three tenants, one budget", results.tenants.as_ref(), tenants)?;
     page.section("Engine", results.engine.as_ref(), engine)?;
+    page.section("Real memory", results.memory.as_ref(), memory)?;
     Ok(page.close())
 }
 
@@ -282,5 +284,65 @@ fn engine(page: &mut Page, section: &Section<EngineRow>) -> Result<(), ReportErr
     let series = vec!["Molt".to_owned(), "llama.cpp".to_owned()];
     let bars = Bars { title: "Decode", unit: "tokens/s, median", series, groups: groups.collect() };
     page.figure(&bars.draw()?, "One conversation, greedy.");
+    Ok(())
+}
+
+fn memory(page: &mut Page, section: &Section<MemoryRun>) -> Result<(), ReportError> {
+    page.text(
+        "The budget falls below what is used while a rung is busy. Time runs from that signal until the resident set is \
+         below the budget; a sampler looks every 5 ms.",
+    );
+    for run in &section.rows {
+        let ms = |samples: &[f64]| Spread::of(samples).map_or("-".to_owned(), |spread| format!("{spread:.1}"));
+        let most =
+            |samples: &[f64]| samples.iter().copied().reduce(f64::max).map_or("-".to_owned(), |m| format!("{m:.3}"));
+        let rows = run.releases.iter().map(|row| {
+            vec![
+                format!("{} at {}", row.rung, row.precision),
+                match row.during {
+                    During::Prefill => format!("a prompt of {}", row.prompt_tokens),
+                    During::Answer => "an answer".to_owned(),
+                },
+                mib((row.before_bytes - row.budget_bytes).get()),
+                ms(&row.reaction_ms),
+                row.reaction_p99_ms().map_or("-".to_owned(), |ms| format!("{ms:.1}")),
+                ms(&row.stall_ms),
+                most(&row.peak_ratio),
+                most(&row.within_ratio),
+            ]
+        });
+        page.table(
+            &[
+                "rung",
+                "in the middle of",
+                "given back",
+                "ms until it is back",
+                "99 %",
+                "stall of the reader ms",
+                "highest / before",
+                "highest after / budget",
+            ],
+            rows,
+        );
+        let rows = run.books.iter().map(|row| {
+            vec![
+                format!("{} at {}", row.rung, row.precision),
+                mib(row.books_bytes.get()),
+                mib(row.resident_bytes.get()),
+                mib(row.books_file_bytes.get()),
+                mib(row.resident_file_bytes.get()),
+                format!("{:+.1} %", row.difference_ratio() * 100.0),
+            ]
+        });
+        page.table(&["rung", "books", "resident", "books, files", "resident, files", "difference"], rows);
+        let ms = |spread: Option<Spread>| spread.map_or("-".to_owned(), |spread| format!("{spread:.0} ms"));
+        page.text(&format!(
+            "Cold start of {}: serving after {}, first token (tier{}) after {}.",
+            run.cold.ladder,
+            ms(Spread::of(&run.cold.serving_ms)),
+            run.cold.rung,
+            ms(run.cold.first_token())
+        ));
+    }
     Ok(())
 }

@@ -147,6 +147,7 @@ impl Run {
             let now = self.now();
             self.engine.alarm().forget();
             let budget = self.budget.budget();
+            told.extend(self.budget.steps().into_iter().map(|step| (None, step.into())));
             self.engine.round(now, budget, &mut told);
             let mut stepped = false;
             for (sequence, event) in told.drain(..) {

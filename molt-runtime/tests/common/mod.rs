@@ -82,6 +82,6 @@ impl Run {
             + cost.weights
             + cost.scratch
             + cost.cache_per_token.times(Tokens::new(900))
-            + Bytes::mib(1)
+            + Bytes::mib(4)
     }
 }

@@ -11,6 +11,7 @@ mod doctor;
 mod eval;
 mod events;
 mod fit;
+mod hog;
 mod ladder;
 mod manual;
 mod record;
@@ -67,6 +68,7 @@ enum Command {
     Replay(replay::Args),
     /// Record a pressure trace from what this machine says of its memory.
     Record(record::Args),
+    Hog(hog::Args),
     Bench(bench::Args),
     Report(bench::ReportArgs),
     /// List the built-in ladders.
@@ -116,6 +118,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Events(args) => events::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Doctor(args) => doctor::run(&args, &folder()?),
+        Command::Hog(args) => hog::run(&args),
         Command::Demo(args) => demo::run(&args, &folder()?, workers),
         Command::Report(args) => bench::report(&args),
         Command::Bench(args) => workers.run(|| bench::run(&args, &folder()?))?,

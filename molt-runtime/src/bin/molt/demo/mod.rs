@@ -14,9 +14,11 @@ use molt_models::pull::PullOptions;
 use molt_models::sampling::SamplingSettings;
 use molt_models::{Ladder, LadderFile};
 use molt_runtime::demo::tenants::TenantsSettings;
-use molt_runtime::demo::{DemoError, DemoSettings, Regime, run as run_demo};
+use molt_runtime::demo::{DemoSettings, Regime, run as run_demo};
 use molt_runtime::engine::EngineSettings;
 use molt_runtime::event::Event;
+use molt_runtime::hog::Schedule;
+use molt_runtime::real::{RealSettings, RealSummary, run as run_real};
 use molt_runtime::replay::Tenants;
 use molt_runtime::trace::Trace;
 use molt_runtime::workers::Workers;
@@ -50,6 +52,12 @@ pub(crate) struct Args {
     /// Keep no keepsakes: going up again reads the conversation again.
     #[arg(long)]
     no_keepsakes: bool,
+    /// Nothing simulated: another program takes memory that is not there to spare, inside a control group with a limit.
+    #[arg(long, conflicts_with_all = ["trace", "tenants"])]
+    real: bool,
+    /// What the other program is like.
+    #[arg(long, default_value = "camera_launch", requires = "real")]
+    hog: Schedule,
     /// Print one JSON object a line instead.
     #[arg(long)]
     json: bool,
@@ -99,24 +107,44 @@ pub(crate) fn run(args: &Args, models: &Path, workers: Workers) -> Result<()> {
         engine,
         regime: Regime::Governed,
     };
-    let shown = beside_the_engine(
-        workers,
-        move |tell| run_demo(&ladder, &trace, &settings, tell),
-        |told| match args.json {
-            true => print_json(told),
-            false => Screen::new(&prompt).print(told),
-        },
-    );
-    shown.map(|_summary| ())
+    let print = |told: &Receiver<Event>| match args.json {
+        true => print_json(told),
+        false => Screen::new(&prompt).print(told),
+    };
+    if args.real {
+        let program = std::env::current_exe().context("where is this program?")?;
+        let real = RealSettings { schedule: args.hog, program };
+        let ran = beside_the_engine(workers, move |tell| run_real(&ladder, &settings, &real, tell), print)?;
+        return ran.map_or(Ok(()), |summary| print_real(&summary, args.json));
+    }
+    beside_the_engine(workers, move |tell| run_demo(&ladder, &trace, &settings, tell), print).map(|_summary| ())
+}
+
+fn print_real(real: &RealSummary, json: bool) -> Result<()> {
+    if json {
+        println!("{}", serde_json::to_string(&serde_json::json!({"event": "real", "real": real}))?);
+        return Ok(());
+    }
+    let RealSummary { limit_bytes, hog_bytes, biggest_bytes, oom_kills, hog, .. } = real;
+    let kills = oom_kills.map_or("the kernel does not say".to_owned(), |kills| kills.to_string());
+    println!("the group's limit                  {limit_bytes}");
+    println!("the other program wanted           {hog_bytes}; it {hog}");
+    println!("the biggest rung takes             {biggest_bytes}");
+    println!("killed in the group by the kernel  {kills}");
+    Ok(())
 }
 
 /// Runs the engine on a thread of its own, while this one only prints, so that a slow terminal is not counted as a stall
 /// until the channel is full. Returns what the run returned, or `None` where it was broken off or nobody reads any more.
-fn beside_the_engine<T: Send + 'static>(
+fn beside_the_engine<T, E>(
     workers: Workers,
-    run: impl FnOnce(&mut dyn FnMut(&Event) -> ControlFlow<()>) -> Result<Option<T>, DemoError> + Send + 'static,
+    run: impl FnOnce(&mut dyn FnMut(&Event) -> ControlFlow<()>) -> Result<Option<T>, E> + Send + 'static,
     print: impl FnOnce(&Receiver<Event>) -> std::io::Result<()>,
-) -> Result<Option<T>> {
+) -> Result<Option<T>>
+where
+    T: Send + 'static,
+    E: std::error::Error + Send + Sync + 'static,
+{
     let (tell, told) = bounded::<Event>(256);
     let pool = workers.pool()?;
     let worker = std::thread::Builder::new().name("molt-engine".to_owned()).spawn(move || {

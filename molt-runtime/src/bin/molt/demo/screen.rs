@@ -78,6 +78,10 @@ impl<'a> Screen<'a> {
                 let pressure = usage_bytes.get() as f64 / budget_bytes.get().max(1) as f64;
                 self.line(out, &format!("budget {budget_bytes}, in use {usage_bytes}, pressure {pressure:.2}"))
             }
+            Event::Limit { source, limit_bytes: Some(limit), reason, .. } => {
+                self.line(out, &format!("{source} allows {limit}: {reason}"))
+            }
+            Event::Limit { source, limit_bytes: None, .. } => self.line(out, &format!("{source} limits nothing now")),
             Event::Switch(switch) => self.line(out, &describe(switch)),
             Event::Lever { kind, bytes, .. } => {
                 let name = match kind {

@@ -1,6 +1,9 @@
 //! `molt bench` and `molt report`: figures, measured and shown.
 
+mod memory;
+
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
@@ -78,6 +81,8 @@ enum Part {
     Tenants,
     /// Prefill and decode of every rung.
     Engine,
+    /// How fast memory comes back, whether the books are true, and a cold start.
+    Memory,
 }
 
 /// Shows `results.json` as a page again.
@@ -158,6 +163,10 @@ pub(crate) fn run(args: &Args, models: &Path) -> Result<()> {
     }
     if wanted(Part::Engine, results.engine.is_some()) {
         results.engine = Some(measure_engine(args, &ladder)?);
+        results.write(&file)?;
+    }
+    if wanted(Part::Memory, results.memory.is_some()) {
+        results.memory = Some(memory::measure(args, &Arc::new(ladder), models)?);
         results.write(&file)?;
     }
     write_page(&results, &args.out.join("report.html"))
