@@ -1,7 +1,6 @@
 //! Runs the real programs and reads what they print.
 
 pub mod daemon;
-pub mod supervised;
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
