@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use molt_tests::daemon::{Daemon, chunks, over_tcp, request};
+use molt_tests::sum;
 use serde_json::{Value, json};
 
 const FULL: u64 = 256 << 20;
@@ -20,13 +21,6 @@ fn get_over_tcp(address: &str, path: &str, host: &str, status: u16) -> String {
     let answer = over_tcp(address, &request(None, "GET", path, host, b""));
     assert_eq!(answer.status, status, "{answer:?}");
     answer.body
-}
-
-/// The sum over all lines of that family whose labels contain all of these.
-fn sum(text: &str, name: &str, labels: &[&str]) -> f64 {
-    let of_family = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{']));
-    let lines = text.lines().filter(of_family).filter(|line| labels.iter().all(|label| line.contains(label)));
-    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
 }
 
 /// What the streams told, added up.
