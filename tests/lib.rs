@@ -1,13 +1,13 @@
 //! Runs the real programs and reads what they print.
 
 pub mod daemon;
-pub mod supervised;
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 
 /// A program of the workspace, built if it is not (tests of this crate alone would not build it).
 pub fn program(name: &str) -> PathBuf {
@@ -70,4 +70,17 @@ pub fn models_folder() -> PathBuf {
         .or_else(|| from("XDG_DATA_HOME").map(|home| home.join("molt/models")))
         .or_else(|| from("HOME").map(|home| home.join(".local/share/molt/models")))
         .unwrap_or_default()
+}
+
+/// The sum over all lines of that family of metrics whose labels contain all of these.
+pub fn sum(text: &str, name: &str, labels: &[&str]) -> f64 {
+    let of_family = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{']));
+    let lines = text.lines().filter(of_family).filter(|line| labels.iter().all(|label| line.contains(label)));
+    let value = |line: &str| line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok());
+    lines.map(|line| value(line).expect("a line ends with a number")).sum()
+}
+
+/// The SHA-256 of bytes, in hexadecimal.
+pub fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -2,27 +2,25 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop where its ground is missing")]
 
 use std::collections::BTreeSet;
-use std::io::{BufRead as _, Write as _};
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use molt_tests::supervised::{Daemon, get_over_tcp};
+use molt_tests::daemon::{Daemon, chunks, over_tcp, request};
+use molt_tests::sum;
 use serde_json::{Value, json};
 
 const FULL: u64 = 256 << 20;
 
-fn start(folder: &tempfile::TempDir) -> Daemon {
-    let socket = folder.path().join("molt.sock");
-    let mut command = Command::new(molt_tests::program("moltd"));
-    command.args(["--budget-mib", "256", "--metrics-listen", "127.0.0.1:0", "--socket"]).arg(&socket);
-    Daemon::start(&mut command, socket)
+fn start() -> Daemon {
+    Daemon::start_with("", &["--metrics-listen", "127.0.0.1:0"])
 }
 
-/// The sum over all lines of that family whose labels contain all of these.
-fn sum(text: &str, name: &str, labels: &[&str]) -> f64 {
-    let of_family = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{']));
-    let lines = text.lines().filter(of_family).filter(|line| labels.iter().all(|label| line.contains(label)));
-    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+/// The body of an answer over TCP, asked in the name of that host.
+fn get_over_tcp(address: &str, path: &str, host: &str, status: u16) -> String {
+    let answer = over_tcp(address, &request(None, "GET", path, host, b""));
+    assert_eq!(answer.status, status, "{answer:?}");
+    answer.body
 }
 
 /// What the streams told, added up.
@@ -92,10 +90,9 @@ fn ask() -> String {
 
 #[test]
 fn the_figures_are_those_of_the_stream() {
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = start(&folder);
-    let port = daemon.said.iter().find_map(|line| line.trim().strip_prefix("moltd: metrics on http://")).unwrap();
-    let address = port.strip_suffix("/metrics").unwrap();
+    let daemon = start();
+    let said = daemon.says("moltd: metrics on http://");
+    let address = said.split("http://").nth(1).unwrap().strip_suffix("/metrics").unwrap();
     let before = get_over_tcp(address, "/metrics", address, 200);
     assert_eq!(sum(&before, "molt_load_seconds_count", &[]), 0.0, "looking loads nothing");
     assert_eq!(sum(&before, "molt_usage_kind_bytes", &["weights"]), 0.0);
@@ -106,9 +103,7 @@ fn the_figures_are_those_of_the_stream() {
     // The cut comes over another connection and may be too late for an answer as short-lived as this: try again.
     for _ in 0..20 {
         daemon.set_budget(FULL);
-        let lines = daemon.send("POST", "/v1/chat/completions", &ask()).lines().map(Result::unwrap);
-        let data = lines.filter_map(|line| line.strip_prefix("data: ").map(str::to_owned));
-        let mut chunks = data.take_while(|data| data != "[DONE]").map(|data| serde_json::from_str(&data).unwrap());
+        let mut chunks = chunks(daemon.send("POST", "/v1/chat/completions", ask().as_bytes()));
         told.hear(&chunks.next().unwrap());
         let during = daemon.get("/metrics");
         let (usage, weights) = (sum(&during, "molt_usage_bytes", &[]), sum(&during, "molt_usage_kind_bytes", &[]));
@@ -176,7 +171,7 @@ fn queries(dashboard: &Value) -> Vec<String> {
 #[test]
 fn promtool_dashboard_rules_and_docs_agree_with_the_output() {
     let folder = tempfile::tempdir().unwrap();
-    let daemon = start(&folder);
+    let daemon = start();
     let text = loop {
         let text = daemon.get("/metrics");
         if sum(&text, "molt_rounds_total", &[]) > 0.0 {

@@ -6,11 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use molt_tests::supervised::Daemon;
-
-fn terminate(pid: u32) {
-    assert!(Command::new("kill").args(["-TERM", &pid.to_string()]).status().unwrap().success());
-}
+use molt_tests::daemon::Daemon;
 
 #[test]
 fn it_is_ready_then_alive_then_stopping() {
@@ -21,7 +17,7 @@ fn it_is_ready_then_alive_then_stopping() {
     let mut command = Command::new(molt_tests::program("moltd"));
     command.args(["--budget-mib", "256", "--socket"]).arg(&socket);
     command.env("NOTIFY_SOCKET", folder.path().join("notify.sock")).env("WATCHDOG_USEC", "1000000");
-    let mut daemon = Daemon::start(&mut command, socket);
+    let mut daemon = Daemon::run(&mut command, socket);
     let hear = || {
         let mut message = [0; 1_024];
         let read = supervisor.recv(&mut message).expect("the supervisor hears something");
@@ -37,7 +33,7 @@ fn it_is_ready_then_alive_then_stopping() {
     // An idle engine makes rounds too.
     until("WATCHDOG=1");
     until("WATCHDOG=1");
-    terminate(daemon.pid());
+    daemon.signal("TERM");
     until("STOPPING=1");
     assert!(daemon.ended_well());
 }
@@ -68,12 +64,12 @@ fn a_socket_that_is_passed_is_used_and_left() {
             None
         }
     });
-    let mut daemon = Daemon::start(&mut command, socket.clone());
+    let mut daemon = Daemon::run(&mut command, socket.clone());
     assert!(client.join().unwrap().is_some(), "the first client was taken");
     assert!(daemon.get("/health").contains("ok"));
     assert!(!elsewhere.exists(), "it binds nothing of its own");
     // The activator has become the daemon.
-    terminate(daemon.pid());
+    daemon.signal("TERM");
     assert!(daemon.ended_well());
     assert!(socket.exists(), "a socket that was passed is not the daemon's to remove");
 }

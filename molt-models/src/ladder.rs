@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use molt_kv::bridge::Bridge;
 use molt_kv::decoder::StopFlag;
@@ -19,6 +19,7 @@ use crate::config::ModelConfig;
 use crate::embedded;
 use crate::error::ModelError;
 use crate::file::ModelFile;
+use crate::grammar::{GrammarError, Grammars};
 use crate::kept::KeptRung;
 use crate::model::{Embedding, Model};
 use crate::precision::{Origin, Precision};
@@ -258,6 +259,7 @@ pub struct Ladder {
     cost: LadderCost,
     tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
+    grammars: OnceLock<Result<Grammars, GrammarError>>,
     bridges: BTreeMap<(String, String), Arc<FileRegion>>,
 }
 
@@ -336,7 +338,8 @@ impl Ladder {
             let hash = |name: &str| files.get(name).map(|(_, e)| e.sha256.clone()).ok_or_else(|| unlisted(name));
             bridges.insert((hash(&bridge.from)?, hash(&bridge.to)?), region);
         }
-        Ok(Self { name: claim.name.clone(), rungs, cost, tokenizer, template, bridges })
+        let grammars = OnceLock::new();
+        Ok(Self { name: claim.name.clone(), rungs, cost, tokenizer, template, grammars, bridges })
     }
 
     /// Its name.
@@ -367,6 +370,11 @@ impl Ladder {
     /// The chat template, where the models have one.
     pub fn template(&self) -> Option<&ChatTemplate> {
         self.template.as_ref()
+    }
+
+    /// Grammars over the tokens of all rungs. Made when they are first asked for, which takes a moment for a large vocabulary.
+    pub fn grammars(&self) -> Result<&Grammars, GrammarError> {
+        self.grammars.get_or_init(|| Grammars::new(&self.tokenizer)).as_ref().map_err(Clone::clone)
     }
 
     /// The bridge between the files of two rungs, checked, where the ladder has one.

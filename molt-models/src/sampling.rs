@@ -38,6 +38,40 @@ impl Default for SamplingSettings {
     }
 }
 
+/// What a model thinks of every next token, before anything is done to it.
+#[derive(Debug, Clone)]
+pub struct Distribution {
+    logits: Vec<f32>,
+    log_total: f64,
+}
+
+impl Distribution {
+    /// Of these logits.
+    pub fn of(logits: &[f32]) -> Self {
+        let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        // In double precision: a hundred thousand small ones are added to a few large ones.
+        let total: f64 = logits.iter().map(|logit| f64::from(logit - top).exp()).sum();
+        Self { logits: logits.to_vec(), log_total: f64::from(top) + total.ln() }
+    }
+
+    /// The natural logarithm of a token's probability.
+    pub fn logprob(&self, token: u32) -> f64 {
+        let logit = usize::try_from(token).ok().and_then(|id| self.logits.get(id));
+        logit.map_or(f64::NEG_INFINITY, |logit| f64::from(*logit) - self.log_total)
+    }
+
+    /// The most likely tokens, most likely first, each with its logarithm.
+    pub fn top(&self, count: usize) -> Vec<(u32, f64)> {
+        let mut all: Vec<(u32, f32)> = (0u32..).zip(self.logits.iter().copied()).collect();
+        if count < all.len() {
+            all.select_nth_unstable_by(count, descending);
+            all.truncate(count);
+        }
+        all.sort_unstable_by(descending);
+        all.into_iter().map(|(id, logit)| (id, f64::from(logit) - self.log_total)).collect()
+    }
+}
+
 /// How far back a repetition is penalised.
 const PENALTY_WINDOW: usize = 64;
 
@@ -83,7 +117,9 @@ impl Sampler {
             return argmax(logits);
         }
         self.candidates.clear();
-        self.candidates.extend((0u32..).zip(logits.iter().copied()));
+        // What a grammar has ruled out is no candidate, not even for rounding.
+        let possible = |(_, logit): &(u32, f32)| *logit > f32::NEG_INFINITY;
+        self.candidates.extend((0u32..).zip(logits.iter().copied()).filter(possible));
         if s.top_k > 0 && s.top_k < self.candidates.len() {
             self.candidates.select_nth_unstable_by(s.top_k, descending);
             self.candidates.truncate(s.top_k);
@@ -208,6 +244,27 @@ mod tests {
                 check(count, weight);
             }
         }
+    }
+
+    #[test]
+    fn a_distribution_adds_up_to_one() {
+        let logits: Vec<f32> = (0..5_000u16).map(|id| f32::from(id % 97) / 10.0).collect();
+        let distribution = Distribution::of(&logits);
+        let total: f64 = (0..5_000).map(|id| distribution.logprob(id).exp()).sum();
+        assert!((total - 1.0).abs() < 1e-6, "{total}");
+        let top = distribution.top(3);
+        assert_eq!(top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [96, 193, 290], "of equals the lower id");
+        assert!(top.iter().all(|(id, logprob)| *logprob == distribution.logprob(*id)));
+        assert_eq!(distribution.top(0), []);
+        assert_eq!(distribution.top(9_999).len(), 5_000);
+    }
+
+    #[test]
+    fn what_is_ruled_out_is_never_chosen() {
+        let settings = SamplingSettings { temperature: 2.0, top_k: 0, top_p: 1.0, ..SamplingSettings::default() };
+        let counts = counts(settings, &[f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY], &[]);
+        assert_eq!((counts[0], counts[2], counts[4]), (0, 0, 0));
+        assert!(counts[1] > 800 && counts[3] > 800, "{counts:?}");
     }
 
     #[test]

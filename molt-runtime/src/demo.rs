@@ -123,6 +123,8 @@ pub fn run(
         answer: settings.answer,
         sampling: settings.sampling,
         stop: Vec::new(),
+        grammar: None,
+        likelihoods: None,
         ignore_end: true,
         prompt,
     };
@@ -175,7 +177,7 @@ pub fn run(
 /// The prompt as the models' own template writes it.
 pub fn prompt_tokens(ladder: &Ladder, prompt: &str) -> Result<Vec<u32>, ModelError> {
     let text = match ladder.template() {
-        Some(template) => template.render(&[Message::new("user", prompt)])?,
+        Some(template) => template.render(&[Message::new("user", prompt)], &[])?,
         None => prompt.to_owned(),
     };
     ladder.tokenizer().encode(&text)

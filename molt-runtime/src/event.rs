@@ -55,6 +55,9 @@ pub enum Event {
         text: String,
         /// The rung that wrote it.
         rung: RungIdx,
+        /// How likely it was, for who asked; it is too much for a log.
+        #[serde(skip)]
+        likelihood: Option<Likelihood>,
     },
     /// The budget moved.
     Budget {
@@ -244,6 +247,17 @@ impl From<Step> for Event {
     }
 }
 
+/// How likely a token was, by the model alone: before penalties, temperature and grammar.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Likelihood {
+    /// Its bytes; half a character, perhaps.
+    pub token: Vec<u8>,
+    /// The natural logarithm of its probability.
+    pub logprob: f64,
+    /// The likeliest tokens, likeliest first.
+    pub top: Vec<(Vec<u8>, f64)>,
+}
+
 /// What trouble there was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -260,11 +274,14 @@ pub enum TroubleKind {
     Shed,
     /// A step was given up.
     Step,
+    /// An answer could not go on within its grammar, and was ended.
+    Grammar,
 }
 
 impl TroubleKind {
     /// All of them.
-    pub const ALL: [Self; 6] = [Self::Load, Self::Cache, Self::Carry, Self::Keepsake, Self::Shed, Self::Step];
+    pub const ALL: [Self; 7] =
+        [Self::Load, Self::Cache, Self::Carry, Self::Keepsake, Self::Shed, Self::Step, Self::Grammar];
 }
 
 /// Bytes in use, by what for. They add up to the usage.

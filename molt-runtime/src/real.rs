@@ -131,6 +131,8 @@ pub fn run(
         answer: demo.answer,
         sampling: demo.sampling,
         stop: Vec::new(),
+        grammar: None,
+        likelihoods: None,
         ignore_end: true,
         prompt,
     };

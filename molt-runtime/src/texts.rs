@@ -45,7 +45,7 @@ pub fn held_out(template: Option<&ChatTemplate>) -> Result<Vec<Document>, ModelE
 fn read(texts: &[(&str, &str)], template: Option<&ChatTemplate>) -> Result<Vec<Document>, ModelError> {
     let document = |(name, text): &(&str, &str)| {
         let text = match template.filter(|_| *name == CHAT) {
-            Some(template) => template.render(&messages(text))?,
+            Some(template) => template.render(&messages(text), &[])?,
             None => (*text).to_owned(),
         };
         Ok(Document { name: (*name).to_owned(), text })

@@ -218,6 +218,8 @@ impl Bench {
             answer: Tokens::from(ANSWERED + 60),
             sampling: SamplingSettings { temperature: 0.0, ..SamplingSettings::default() },
             stop: Vec::new(),
+            grammar: None,
+            likelihoods: None,
             ignore_end: true,
         };
         let now = self.now();

@@ -206,6 +206,8 @@ impl Cast {
                     answer: request.answer,
                     sampling: SamplingSettings { seed, ..settings.sampling },
                     stop: Vec::new(),
+                    grammar: None,
+                    likelihoods: None,
                     // An answer is as long as its profile says, so that runs can be compared.
                     ignore_end: true,
                 };

@@ -4,14 +4,14 @@ use std::time::Instant;
 
 use molt_kv::cache::KvCache;
 use molt_kv::keepsake::Keepsake;
-use molt_models::sampling::{Sampler, SamplingSettings};
-use molt_models::{TextStream, Tokenizer};
+use molt_models::sampling::{Distribution, Sampler, SamplingSettings};
+use molt_models::{Grammar, GrammarError, TextStream, Tokenizer};
 use molt_scheduler::units::{RungIdx, Tokens};
 use molt_scheduler::{Class, Progress, SequenceId};
 
 use crate::engine::heal::Healing;
 use crate::engine::stop::StopText;
-use crate::event::FinishReason;
+use crate::event::{FinishReason, Likelihood};
 
 /// What a client asks for.
 #[derive(Debug, Clone)]
@@ -26,8 +26,22 @@ pub struct AnswerRequest {
     pub sampling: SamplingSettings,
     /// The answer ends before the first of these texts.
     pub stop: Vec<String>,
+    /// What the answer must be, before its first token.
+    pub grammar: Option<Grammar>,
+    /// Whether each token is told with its likelihood, and with how many that were likelier or nearly so.
+    pub likelihoods: Option<usize>,
     /// Never choose a token that ends the answer (for measuring and for demonstrations).
     pub ignore_end: bool,
+}
+
+/// A token that was chosen.
+pub(super) struct Chosen {
+    /// The text that it completes.
+    pub(super) text: String,
+    /// Whether it ended the answer and is no part of it.
+    pub(super) end: bool,
+    /// How likely it was, where that is asked for and it is no end.
+    pub(super) likelihood: Option<Likelihood>,
 }
 
 /// A sequence that the engine holds.
@@ -44,6 +58,10 @@ pub(super) struct Sequence {
     prompt: usize,
     answer: usize,
     ignore_end: bool,
+    /// Where the answer stands in what it must be. It takes a token when one is chosen, so that a step that is given up or a
+    /// change of rung leaves it as it is.
+    grammar: Option<Grammar>,
+    likelihoods: Option<usize>,
     /// How many of `tokens` have been read into the cache (some of them may have been shed since).
     pub(super) read: usize,
     /// Empty until the sequence is admitted.
@@ -72,6 +90,8 @@ impl Sequence {
             tokens: request.prompt,
             answer: usize::from(request.answer),
             ignore_end: request.ignore_end,
+            grammar: request.grammar,
+            likelihoods: request.likelihoods,
             read: 0,
             cache: None,
             rung: RungIdx::TOP,
@@ -100,8 +120,10 @@ impl Sequence {
         self.read == self.tokens.len() && self.finished.is_none()
     }
 
-    /// Chooses the next token; returns the text that it completes.
-    pub(super) fn sample(&mut self, logits: &mut [f32], tokenizer: &Tokenizer) -> String {
+    /// Chooses the next token. On an error the sequence is as it was, and can only be given up.
+    pub(super) fn sample(&mut self, logits: &mut [f32], tokenizer: &Tokenizer) -> Result<Chosen, GrammarError> {
+        // Told is what the model thinks, not what is left of it.
+        let thought = self.likelihoods.map(|_| Distribution::of(logits));
         if self.ignore_end {
             // Taken out beforehand: a model that goes on after its own end writes nonsense.
             for end in tokenizer.ends().iter().filter_map(|id| usize::try_from(*id).ok()) {
@@ -110,31 +132,42 @@ impl Sequence {
                 }
             }
         }
+        if let Some(grammar) = &mut self.grammar {
+            grammar.rule_out(logits)?;
+        }
         let answered = &self.tokens[self.prompt..];
         let token = self.sampler.sample(logits, answered);
         if tokenizer.is_end(token) {
             self.finished = Some(FinishReason::Stop);
             let (text, stopped) = self.stop.push(&self.text.finish());
-            return if stopped { text } else { text + &self.stop.finish() };
+            let text = if stopped { text } else { text + &self.stop.finish() };
+            return Ok(Chosen { text, end: true, likelihood: None });
+        }
+        if let Some(grammar) = &mut self.grammar {
+            grammar.accept(token)?;
         }
         self.tokens.push(token);
-        let mut text = self.text.push(tokenizer, token);
+        let complete = self.grammar.as_ref().is_some_and(Grammar::is_complete);
         let full = self.tokens.len() - self.prompt >= self.answer;
-        if full {
+        let mut text = self.text.push(tokenizer, token);
+        if full || complete {
             text += &self.text.finish();
         }
-        let (text, stopped) = self.stop.push(&text);
-        match (stopped, full) {
-            (true, _) => {
-                self.finished = Some(FinishReason::Stop);
-                text
-            }
-            (false, true) => {
-                self.finished = Some(FinishReason::Length);
-                text + &self.stop.finish()
-            }
-            (false, false) => text,
+        let (mut text, stopped) = self.stop.push(&text);
+        self.finished = match (stopped || complete, full) {
+            (true, _) => Some(FinishReason::Stop),
+            (false, true) => Some(FinishReason::Length),
+            (false, false) => None,
+        };
+        if !stopped && (full || complete) {
+            text += &self.stop.finish();
         }
+        let likelihood = thought.zip(self.likelihoods).map(|(thought, top)| {
+            let bytes = |id| tokenizer.token_bytes(id).to_vec();
+            let top = thought.top(top).into_iter().map(|(id, logprob)| (bytes(id), logprob)).collect();
+            Likelihood { token: bytes(token), logprob: thought.logprob(token), top }
+        });
+        Ok(Chosen { text, end: false, likelihood })
     }
 
     /// Why it ended, if it has.

@@ -8,8 +8,9 @@ use molt_models::{ModelError, Part};
 use molt_scheduler::units::{RungIdx, Tokens};
 use molt_scheduler::{SequenceId, Step};
 
+use crate::engine::sequence::Chosen;
 use crate::engine::{Engine, ms_since};
-use crate::event::{Event, FinishReason, TroubleKind};
+use crate::event::{Event, TroubleKind};
 
 /// Tokens of a pass from which on its time says how fast this machine computes: with fewer, memory sets the pace.
 pub(super) const PACE_TOKENS: usize = 32;
@@ -72,29 +73,41 @@ impl Engine {
                 choosing.push(id);
             }
         }
+        let mut lost = Vec::new();
         let (tokenizer, sequences, events) = (self.ladder.tokenizer(), &mut self.sequences, &mut self.events);
         let reaction = &mut self.reaction;
         loaded.model.with_each_logits(&hidden, |at, logits| {
             let Some((id, sequence)) = choosing.get(at).and_then(|id| Some((*id, sequences.get_mut(id)?))) else {
                 return;
             };
-            let text = sequence.sample(logits, tokenizer);
+            let Chosen { text, end, likelihood } = match sequence.sample(logits, tokenizer) {
+                Ok(chosen) => chosen,
+                Err(error) => {
+                    lost.push((id, error));
+                    return;
+                }
+            };
             let (tenant, class, nth) = (sequence.tenant.clone(), sequence.class, sequence.answered());
-            let ended = sequence.finished() == Some(FinishReason::Stop);
             let waited = std::mem::replace(&mut sequence.last_token, Instant::now()).elapsed();
-            let wait_ms = (!ended).then_some(waited.as_secs_f64() * 1e3);
+            let wait_ms = (!end).then_some(waited.as_secs_f64() * 1e3);
             if reaction.ends_wait_of(id) {
                 let stall_ms = waited.as_secs_f64() * 1e3;
                 events.push((Some(id), Event::Stall { tenant: tenant.clone(), class, stall_ms }));
             }
-            if !ended || !text.is_empty() {
-                events.push((Some(id), Event::Token { tenant: tenant.clone(), class, nth, wait_ms, text, rung }));
+            if !end || !text.is_empty() {
+                let tenant = tenant.clone();
+                events.push((Some(id), Event::Token { tenant, class, nth, wait_ms, text, rung, likelihood }));
             }
             if let Some(reason) = sequence.finished() {
                 let total_ms = ms_since(sequence.asked);
                 events.push((Some(id), Event::Finished { tenant, class, tokens: nth, reason, total_ms }));
             }
         });
+        for (id, error) in lost {
+            let (kind, message) = (TroubleKind::Grammar, error.to_string());
+            self.tell(Some(id), Event::Trouble { kind, route: None, message });
+            self.cancel(id);
+        }
         match read {
             Ok(_) => {}
             Err(ModelError::Stopped(_)) => {

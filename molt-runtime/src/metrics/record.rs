@@ -278,5 +278,6 @@ fn trouble_name(kind: TroubleKind) -> &'static str {
         TroubleKind::Keepsake => "keepsake",
         TroubleKind::Shed => "shed",
         TroubleKind::Step => "step",
+        TroubleKind::Grammar => "grammar",
     }
 }

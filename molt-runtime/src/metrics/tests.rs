@@ -30,7 +30,7 @@ fn sample(usage: u64, budget: u64) -> Event {
 
 fn token(nth: u64, wait_ms: Option<f64>) -> Event {
     let (tenant, class, nth) = ("a name that a client chose".to_owned(), Class::Foreground, Tokens::new(nth));
-    Event::Token { tenant, class, nth, wait_ms, text: "x".to_owned(), rung: RungIdx::new(1) }
+    Event::Token { tenant, class, nth, wait_ms, text: "x".to_owned(), rung: RungIdx::new(1), likelihood: None }
 }
 
 fn switch(route: Route) -> Event {

@@ -1,5 +1,6 @@
 //! Answers on the wire: whole, or as server-sent events in which official clients find nothing that harms them.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::time::Duration;
 
@@ -7,13 +8,16 @@ use axum::http::StatusCode;
 use axum::response::sse::{Event as Sse, KeepAlive};
 use axum::response::{IntoResponse, Json, Response};
 use futures_util::stream;
-use molt_scheduler::units::Tokens;
+use molt_scheduler::units::{RungIdx, Tokens};
+use rand::Rng as _;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use crate::event::{Event, FinishReason};
+use crate::event::{Event, FinishReason, Likelihood, Switch};
 use crate::service::http::problem;
+use crate::service::likelihood;
 use crate::service::tenants::InFlight;
+use crate::service::tool_text::{Piece, ToolText};
 use crate::service::wire::Kind;
 
 /// A comment goes out when nothing else did for so long, so that a client knows a waiting stream from a dead one.
@@ -28,6 +32,10 @@ pub(super) struct Frame {
     pub(super) created: u64,
     pub(super) model: String,
     pub(super) prompt: u64,
+    /// Whether each token comes with its likelihood.
+    pub(super) likelihoods: bool,
+    /// Whether calls of tools are looked for.
+    pub(super) tools: bool,
 }
 
 impl Frame {
@@ -42,42 +50,132 @@ impl Frame {
         })
     }
 
-    /// The choice of a chunk of a stream.
-    fn piece(&self, text: Option<&str>, finish_reason: Option<&str>) -> Value {
-        match (self.kind, text) {
-            (Kind::Text, text) => {
-                json!([{"index": 0, "text": text.unwrap_or(""), "logprobs": null, "finish_reason": finish_reason}])
-            }
-            (Kind::Chat, Some(text)) => {
-                let delta = json!({"role": "assistant", "content": text});
-                json!([{"index": 0, "delta": delta, "finish_reason": finish_reason}])
-            }
-            (Kind::Chat, None) => json!([{"index": 0, "delta": {}, "finish_reason": finish_reason}]),
-        }
-    }
-
-    fn usage(&self, tokens: u64) -> Value {
+    fn usage(&self, tokens: Tokens) -> Value {
+        let tokens = tokens.get();
         json!({"prompt_tokens": self.prompt, "completion_tokens": tokens, "total_tokens": self.prompt + tokens})
     }
-}
 
-fn finish(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Stop => "stop",
-        FinishReason::Length => "length",
+    fn pieces(&self) -> Pieces {
+        Pieces(self.tools.then(ToolText::default))
     }
 }
 
-/// The chunk that tells of an event; what moves the model has no choices, so that clients go on unharmed.
-fn chunk(frame: &Frame, event: &Event) -> Option<Value> {
-    Some(match event {
-        Event::Token { text, rung, .. } => frame.chunk(frame.piece(Some(text), None), json!({"rung": rung})),
-        Event::Finished { reason, .. } => frame.chunk(frame.piece(None, Some(finish(*reason))), json!({})),
-        Event::Switch(_) | Event::Lever { .. } | Event::Unpark { .. } | Event::Healed { .. } => {
-            frame.chunk(json!([]), serde_json::to_value(event).ok()?)
+/// Text and calls, where calls are looked for.
+struct Pieces(Option<ToolText>);
+
+impl Pieces {
+    fn push(&mut self, text: String) -> Vec<Piece> {
+        match &mut self.0 {
+            Some(tools) => tools.push(&text),
+            None => vec![Piece::Text(text)],
         }
-        _ => return None,
-    })
+    }
+
+    fn finish(&mut self) -> Vec<Piece> {
+        self.0.as_mut().map(ToolText::finish).unwrap_or_default()
+    }
+}
+
+fn call(name: &str, arguments: &str) -> Value {
+    let id = format!("call_{:024x}", rand::rng().random::<u128>() >> 32);
+    json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+}
+
+fn finish(reason: FinishReason, calls: usize) -> &'static str {
+    match (reason, calls) {
+        (FinishReason::Length, _) => "length",
+        (FinishReason::Stop, 0) => "stop",
+        (FinishReason::Stop, _) => "tool_calls",
+    }
+}
+
+fn error(code: &str, message: &str) -> Value {
+    json!({"error": {"code": code, "message": message, "type": "server_error"}})
+}
+
+/// Makes the chunks of a stream.
+struct Chunks {
+    frame: Frame,
+    include_usage: bool,
+    pieces: Pieces,
+    begun: bool,
+    calls: usize,
+    /// Characters of the answer so far.
+    offset: usize,
+}
+
+impl Chunks {
+    fn new(frame: Frame, include_usage: bool) -> Self {
+        Self { pieces: frame.pieces(), frame, include_usage, begun: false, calls: 0, offset: 0 }
+    }
+
+    /// What is to be sent after an event, and whether that is the end.
+    fn hear(&mut self, event: &Event) -> (Vec<Value>, bool) {
+        match event {
+            Event::Token { text, rung, likelihood, .. } => {
+                let pieces = self.pieces.push(text.clone());
+                (self.tokens(pieces, json!({"rung": rung}), likelihood.as_ref()), false)
+            }
+            Event::Finished { reason, tokens, .. } => {
+                let left = self.pieces.finish();
+                let mut chunks = self.tokens(left, json!({}), None);
+                let reason = finish(*reason, self.calls);
+                let choice = match self.frame.kind {
+                    Kind::Chat => json!({"index": 0, "delta": {}, "logprobs": null, "finish_reason": reason}),
+                    Kind::Text => json!({"index": 0, "text": "", "logprobs": null, "finish_reason": reason}),
+                };
+                chunks.push(self.frame.chunk(json!([choice]), json!({})));
+                if self.include_usage {
+                    let mut chunk = self.frame.chunk(json!([]), json!({}));
+                    chunk["usage"] = self.frame.usage(*tokens);
+                    chunks.push(chunk);
+                }
+                (chunks, true)
+            }
+            // What moves the model has no choices, so that clients go on unharmed.
+            Event::Switch(_) | Event::Lever { .. } | Event::Unpark { .. } | Event::Healed { .. } => {
+                (serde_json::to_value(event).map(|told| self.frame.chunk(json!([]), told)).into_iter().collect(), false)
+            }
+            Event::Trouble { message, .. } => (vec![error("trouble", message)], true),
+            _ => (Vec::new(), false),
+        }
+    }
+
+    /// A chunk for each piece; the token's likelihood goes with the first, and where there is none, alone.
+    fn tokens(&mut self, pieces: Vec<Piece>, molt: Value, likelihood: Option<&Likelihood>) -> Vec<Value> {
+        let mut told = likelihood.map(|likelihood| match self.frame.kind {
+            Kind::Chat => likelihood::of_chat(&[likelihood]),
+            Kind::Text => likelihood::of_text(&[likelihood], self.offset),
+        });
+        let pieces = if pieces.is_empty() && told.is_some() { vec![Piece::Text(String::new())] } else { pieces };
+        let mut chunks = Vec::new();
+        for piece in pieces {
+            let logprobs = told.take().unwrap_or(Value::Null);
+            let choice = match (self.frame.kind, piece) {
+                (Kind::Text, Piece::Text(text)) => {
+                    self.offset += text.chars().count();
+                    json!({"index": 0, "text": text, "logprobs": logprobs, "finish_reason": null})
+                }
+                (_, piece) => {
+                    let mut delta = match piece {
+                        Piece::Text(text) => json!({"content": text}),
+                        Piece::Call { name, arguments } => {
+                            let mut call = call(&name, &arguments);
+                            call["index"] = self.calls.into();
+                            self.calls += 1;
+                            json!({"tool_calls": [call]})
+                        }
+                    };
+                    if !std::mem::replace(&mut self.begun, true) {
+                        delta["role"] = "assistant".into();
+                    }
+                    json!({"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": null})
+                }
+            };
+            chunks.push(self.frame.chunk(json!([choice]), molt.clone()));
+        }
+        chunks
+    }
 }
 
 /// Sends an answer as it comes. The request is in flight until the stream is dropped.
@@ -87,78 +185,115 @@ pub(super) fn streamed(
     include_usage: bool,
     in_flight: InFlight,
 ) -> Response {
-    /// What is still to be sent.
-    enum Left {
-        Events(mpsc::Receiver<Event>),
-        Usage(Tokens),
-        Done,
-        Nothing,
+    struct Sending {
+        events: mpsc::Receiver<Event>,
+        chunks: Chunks,
+        /// Made and not yet sent.
+        ready: VecDeque<String>,
+        over: bool,
+        _in_flight: InFlight,
     }
-    let chunks = stream::unfold((frame, Left::Events(events), in_flight), move |(frame, mut left, own)| async move {
+    let chunks = Chunks::new(frame, include_usage);
+    let sending = Sending { events, chunks, ready: VecDeque::new(), over: false, _in_flight: in_flight };
+    let sent = stream::unfold(sending, |mut own| async move {
         loop {
-            match left {
-                Left::Events(mut events) => {
-                    let Some(event) = events.recv().await else {
-                        // Cut off before its end: the service stops, or the client read too slowly.
-                        let data = json!({"error": {"code": "stopped", "message": CUT_OFF, "type": "server_error"}});
-                        return Some((Ok(Sse::default().data(data.to_string())), (frame, Left::Nothing, own)));
-                    };
-                    let data = chunk(&frame, &event);
-                    left = match event {
-                        Event::Finished { tokens, .. } if include_usage => Left::Usage(tokens),
-                        Event::Finished { .. } => Left::Done,
-                        _ => Left::Events(events),
-                    };
-                    if let Some(data) = data {
-                        return Some((Ok::<_, Infallible>(Sse::default().data(data.to_string())), (frame, left, own)));
-                    }
-                }
-                Left::Usage(tokens) => {
-                    let mut data = frame.chunk(json!([]), json!({}));
-                    data["usage"] = frame.usage(tokens.get());
-                    return Some((Ok(Sse::default().data(data.to_string())), (frame, Left::Done, own)));
-                }
-                Left::Done => return Some((Ok(Sse::default().data("[DONE]")), (frame, Left::Nothing, own))),
-                Left::Nothing => return None,
+            if let Some(data) = own.ready.pop_front() {
+                return Some((Ok::<_, Infallible>(Sse::default().data(data)), own));
+            }
+            if own.over {
+                return None;
+            }
+            let Some(event) = own.events.recv().await else {
+                // Cut off before its end: the service stops, or the client read too slowly.
+                own.ready.push_back(error("stopped", CUT_OFF).to_string());
+                own.over = true;
+                continue;
+            };
+            let (chunks, over) = own.chunks.hear(&event);
+            own.ready.extend(chunks.iter().map(Value::to_string));
+            own.over = over;
+            if over && matches!(event, Event::Finished { .. }) {
+                own.ready.push_back("[DONE]".to_owned());
             }
         }
     });
-    axum::response::Sse::new(chunks).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
+    axum::response::Sse::new(sent).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
+}
+
+/// What a whole answer is made of.
+#[derive(Default)]
+struct Whole {
+    text: String,
+    calls: Vec<Value>,
+    rungs: Vec<RungIdx>,
+    switches: Vec<Switch>,
+    likelihoods: Vec<Likelihood>,
+}
+
+impl Whole {
+    fn take(&mut self, pieces: Vec<Piece>) {
+        for piece in pieces {
+            match piece {
+                Piece::Text(text) => self.text += &text,
+                Piece::Call { name, arguments } => self.calls.push(call(&name, &arguments)),
+            }
+        }
+    }
+
+    fn choice(self, frame: &Frame, reason: FinishReason) -> Value {
+        let reason = finish(reason, self.calls.len());
+        let told: Vec<&Likelihood> = self.likelihoods.iter().collect();
+        let logprobs = frame.likelihoods.then(|| match frame.kind {
+            Kind::Chat => likelihood::of_chat(&told),
+            Kind::Text => likelihood::of_text(&told, 0),
+        });
+        match frame.kind {
+            Kind::Chat => {
+                let mut message = json!({"role": "assistant", "content": self.text});
+                if !self.calls.is_empty() {
+                    // White space around calls is layout, and an answer that only calls says nothing.
+                    let said = self.text.trim();
+                    message["content"] = if said.is_empty() { Value::Null } else { said.into() };
+                    message["tool_calls"] = self.calls.into();
+                }
+                json!({"index": 0, "message": message, "logprobs": logprobs, "finish_reason": reason})
+            }
+            Kind::Text => json!({"index": 0, "text": self.text, "logprobs": logprobs, "finish_reason": reason}),
+        }
+    }
 }
 
 /// Sends an answer once it is complete.
-pub(super) async fn whole(mut events: mpsc::Receiver<Event>, frame: &Frame) -> Response {
-    let (mut text, mut rungs, mut switches) = (String::new(), Vec::new(), Vec::new());
-    let mut end = None;
+pub(super) async fn whole(mut events: mpsc::Receiver<Event>, frame: Frame) -> Response {
+    let (mut whole, mut pieces) = (Whole::default(), frame.pieces());
     while let Some(event) = events.recv().await {
         match event {
-            Event::Token { text: more, rung, .. } => {
-                text += &more;
-                if rungs.last() != Some(&rung) {
-                    rungs.push(rung);
+            Event::Token { text, rung, likelihood, .. } => {
+                whole.take(pieces.push(text));
+                whole.likelihoods.extend(likelihood);
+                if whole.rungs.last() != Some(&rung) {
+                    whole.rungs.push(rung);
                 }
             }
-            Event::Switch(switch) => switches.push(switch),
+            Event::Switch(switch) => whole.switches.push(switch),
+            Event::Trouble { message, .. } => {
+                return problem(StatusCode::INTERNAL_SERVER_ERROR, "trouble", &message);
+            }
             Event::Finished { reason, tokens, .. } => {
-                end = Some((finish(reason), tokens));
-                break;
+                whole.take(pieces.finish());
+                let molt = json!({"rungs": whole.rungs, "switches": whole.switches});
+                let object = match frame.kind {
+                    Kind::Chat => "chat.completion",
+                    Kind::Text => "text_completion",
+                };
+                return Json(json!({
+                    "id": frame.id, "object": object, "created": frame.created, "model": frame.model,
+                    "choices": [whole.choice(&frame, reason)], "usage": frame.usage(tokens), "molt": molt,
+                }))
+                .into_response();
             }
             _ => {}
         }
     }
-    let Some((reason, tokens)) = end else {
-        return problem(StatusCode::SERVICE_UNAVAILABLE, "stopped", CUT_OFF);
-    };
-    let (object, choice) = match frame.kind {
-        Kind::Chat => {
-            let message = json!({"role": "assistant", "content": text});
-            ("chat.completion", json!({"index": 0, "message": message, "finish_reason": reason}))
-        }
-        Kind::Text => ("text_completion", json!({"index": 0, "text": text, "logprobs": null, "finish_reason": reason})),
-    };
-    Json(json!({
-        "id": frame.id, "object": object, "created": frame.created, "model": frame.model, "choices": [choice],
-        "usage": frame.usage(tokens.get()), "molt": {"rungs": rungs, "switches": switches},
-    }))
-    .into_response()
+    problem(StatusCode::SERVICE_UNAVAILABLE, "stopped", CUT_OFF)
 }

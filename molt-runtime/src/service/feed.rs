@@ -125,6 +125,7 @@ fn wordless(event: &Event) -> Event {
             wait_ms: *wait_ms,
             text: String::new(),
             rung: *rung,
+            likelihood: None,
         },
         other => other.clone(),
     }
@@ -172,7 +173,15 @@ mod tests {
 
     fn token(nth: u64) -> Event {
         let (tenant, class) = ("mail".to_owned(), Class::Batch);
-        Event::Token { tenant, class, nth: Tokens::new(nth), wait_ms: None, text: "secret".into(), rung: RungIdx::TOP }
+        Event::Token {
+            tenant,
+            class,
+            nth: Tokens::new(nth),
+            wait_ms: None,
+            text: "secret".into(),
+            rung: RungIdx::TOP,
+            likelihood: None,
+        }
     }
 
     /// The data lines that a reader gets until the feed ends.

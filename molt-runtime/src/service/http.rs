@@ -12,8 +12,8 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post, put};
 use axum::serve::IncomingStream;
+use molt_models::Ladder;
 use molt_models::sampling::SamplingSettings;
-use molt_models::{Ladder, Message, ModelError};
 use molt_scheduler::Refusal;
 use molt_scheduler::units::{Bytes, Tokens};
 use serde_json::{Value, json};
@@ -23,8 +23,9 @@ use crate::budget::OperatorBudget;
 use crate::engine::AnswerRequest;
 use crate::service::answer::{Frame, streamed, whole};
 use crate::service::engine_thread::EngineClient;
+use crate::service::prepare::{Prepared, prepare};
 use crate::service::tenants::{NotServed, TenantClaim, Tenants, User};
-use crate::service::wire::{ChatRequest, Kind, Prompt};
+use crate::service::wire::{ChatRequest, Kind};
 
 /// Most bytes of a request's body.
 const BODY_LIMIT: usize = 4 << 20;
@@ -217,14 +218,14 @@ async fn answer(
         Ok(request) => request,
         Err(bad) => return problem(StatusCode::BAD_REQUEST, &bad.field, &bad.to_string()),
     };
-    // A long text takes a while; the streams of others must not wait for it.
-    let (ladder, wanted) = (service.ladder.clone(), request.prompt);
-    let field = if kind == Kind::Chat { "messages" } else { "prompt" };
-    let (prompt, pinned) = match tokio::task::spawn_blocking(move || prompt(&ladder, &wanted)).await {
-        Ok(Ok(prompt)) => prompt,
-        Ok(Err(error)) => return problem(StatusCode::BAD_REQUEST, field, &error.to_string()),
-        Err(error) => return problem(StatusCode::INTERNAL_SERVER_ERROR, field, &error.to_string()),
+    // A long text or a large schema takes a while; the streams of others must not wait for it.
+    let ladder = service.ladder.clone();
+    let (request, prepared) = match tokio::task::spawn_blocking(move || (prepare(&ladder, &request), request)).await {
+        Ok((Ok(prepared), request)) => (request, prepared),
+        Ok((Err(bad), _)) => return problem(StatusCode::BAD_REQUEST, &bad.field, &bad.to_string()),
+        Err(error) => return problem(StatusCode::INTERNAL_SERVER_ERROR, "body", &error.to_string()),
     };
+    let Prepared { prompt, pinned, grammar } = prepared;
     let (length, context) = (prompt.len() as u64, service.context.get());
     if length >= context {
         let message = format!("the prompt is {length} tokens, the context holds {context}");
@@ -237,6 +238,8 @@ async fn answer(
         answer: Tokens::new(answer),
         sampling: SamplingSettings { seed: request.seed.unwrap_or_else(rand::random), ..request.sampling },
         stop: request.stop,
+        grammar,
+        likelihoods: request.likelihoods,
         ignore_end: false,
     };
     let events = match service.engine.submit(in_flight.tenant, wanted).await {
@@ -251,33 +254,13 @@ async fn answer(
         created: since.as_secs(),
         model: service.ladder.name().to_owned(),
         prompt: length,
+        likelihoods: request.likelihoods.is_some(),
+        tools: request.form.has_tools(),
     };
     match request.stream {
         true => streamed(events, frame, request.include_usage, in_flight),
-        false => whole(events, &frame).await,
+        false => whole(events, frame).await,
     }
-}
-
-/// The tokens of a prompt, and how many of them are its system prompt, which shedding never touches.
-fn prompt(ladder: &Ladder, prompt: &Prompt) -> Result<(Vec<u32>, Tokens), ModelError> {
-    let messages = match prompt {
-        Prompt::Text(text) => return Ok((ladder.tokenizer().encode(text)?, Tokens::ZERO)),
-        Prompt::Messages(messages) => messages,
-    };
-    let encode = |messages: &[Message]| {
-        let text = match ladder.template() {
-            Some(template) => template.render(messages)?,
-            None => messages.iter().map(|m| m.content.as_str()).collect::<Vec<_>>().join("\n\n"),
-        };
-        ladder.tokenizer().encode(&text)
-    };
-    let tokens = encode(messages)?;
-    let system: Vec<Message> = messages.iter().take_while(|m| m.role == "system").cloned().collect();
-    let pinned = match system.is_empty() {
-        true => 0,
-        false => encode(&system)?.iter().zip(&tokens).take_while(|(a, b)| a == b).count(),
-    };
-    Ok((tokens, Tokens::from(pinned)))
 }
 
 fn refused(refusal: &Refusal) -> Response {

@@ -3,13 +3,20 @@
 mod answer;
 mod engine_thread;
 pub mod feed;
+mod form;
 mod http;
+mod likelihood;
+mod messages;
+mod prepare;
 mod tenants;
+mod tool_text;
 mod watch;
 mod wire;
 
 pub use engine_thread::{EngineClient, EngineGone};
+pub use form::Form;
 pub use http::{Peer, Service, router};
+pub use messages::Prompt;
 pub use tenants::{InFlight, NotServed, TenantClaim, TenantLimits, Tenants, User};
 pub use watch::Watch;
-pub use wire::{BadRequest, ChatRequest, Kind, Prompt};
+pub use wire::{BadRequest, ChatRequest, Kind};

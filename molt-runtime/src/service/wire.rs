@@ -1,18 +1,12 @@
 //! The OpenAI wire: what a request may say, and what is refused by name.
 
-use molt_models::Message;
+use molt_models::TOOL_CALL;
 use molt_models::sampling::SamplingSettings;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// What a request begins with.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Prompt {
-    /// A conversation, for the chat template.
-    Messages(Vec<Message>),
-    /// Text, to be gone on with.
-    Text(String),
-}
+use crate::service::form::Form;
+use crate::service::messages::{OneOrMany, Prompt, conversation, text};
 
 /// A request for an answer, checked.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,6 +25,10 @@ pub struct ChatRequest {
     pub stream: bool,
     /// Whether a stream ends with a chunk of usage.
     pub include_usage: bool,
+    /// Whether each token is told with its likelihood, and with how many of the likeliest.
+    pub likelihoods: Option<usize>,
+    /// What the answer must or may be.
+    pub form: Form,
 }
 
 /// Which of the two answering routes a body came to.
@@ -45,6 +43,10 @@ pub enum Kind {
 /// Most stop sequences, as in OpenAI's interface.
 const STOPS: usize = 4;
 
+/// Most likely tokens told with each, as in OpenAI's interface.
+const TOP_OF_CHAT: usize = 20;
+const TOP_OF_TEXT: usize = 5;
+
 /// What is wrong with a request: the field, and a sentence about it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {reason}")]
@@ -53,47 +55,6 @@ pub struct BadRequest {
     pub field: String,
     /// What is wrong with it.
     pub reason: String,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Content {
-    Text(String),
-    Parts(Vec<Part>),
-}
-
-/// One text, or several.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum OneOrMany {
-    One(String),
-    Many(Vec<String>),
-}
-
-impl OneOrMany {
-    fn into_vec(self) -> Vec<String> {
-        match self {
-            Self::One(one) => vec![one],
-            Self::Many(many) => many,
-        }
-    }
-}
-
-#[derive(Deserialize)]
-struct Part {
-    r#type: String,
-    #[serde(default)]
-    text: String,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WireMessage {
-    role: String,
-    content: Content,
-    /// Clients send it; no template of ours reads it.
-    #[serde(default, rename = "name")]
-    _name: Option<String>,
 }
 
 #[derive(Deserialize, Default)]
@@ -113,9 +74,16 @@ impl ChatRequest {
             Kind::Text => text(&mut fields)?,
         };
         let stop: Option<OneOrMany> = take(&mut fields, "stop")?;
-        let stop = stop.map(OneOrMany::into_vec).unwrap_or_default();
+        let mut stop = stop.map(OneOrMany::into_vec).unwrap_or_default();
         if stop.len() > STOPS || stop.iter().any(String::is_empty) {
             return Err(bad("stop", format!("must be at most {STOPS} texts, none of them empty")));
+        }
+        let form = Form::take(&mut fields)?;
+        if kind == Kind::Text && form.has_tools() {
+            return Err(bad("tools", "are for conversations".to_owned()));
+        }
+        if form.one_call {
+            stop.push(TOOL_CALL.1.to_owned());
         }
         let mut request = Self {
             prompt,
@@ -125,6 +93,8 @@ impl ChatRequest {
             stop,
             stream: take(&mut fields, "stream")?.unwrap_or(false),
             include_usage: take::<StreamOptions>(&mut fields, "stream_options")?.unwrap_or_default().include_usage,
+            likelihoods: likelihoods(kind, &mut fields)?,
+            form,
         };
         let s = &mut request.sampling;
         s.temperature = in_range("temperature", take(&mut fields, "temperature")?.unwrap_or(s.temperature), 0.0, 2.0)?;
@@ -145,47 +115,40 @@ impl ChatRequest {
     }
 }
 
-fn conversation(fields: &mut Map<String, Value>) -> Result<Prompt, BadRequest> {
-    let bad = |reason: &str| BadRequest { field: "messages".to_owned(), reason: reason.to_owned() };
-    let messages: Vec<WireMessage> = take(fields, "messages")?.ok_or_else(|| bad("is missing"))?;
-    if messages.is_empty() {
-        return Err(bad("is empty"));
-    }
-    Ok(Prompt::Messages(messages.into_iter().map(message).collect::<Result<_, _>>()?))
-}
-
-fn text(fields: &mut Map<String, Value>) -> Result<Prompt, BadRequest> {
-    let bad = |reason: &str| BadRequest { field: "prompt".to_owned(), reason: reason.to_owned() };
-    let prompt: Option<OneOrMany> = take(fields, "prompt")?;
-    match prompt.map(OneOrMany::into_vec).as_deref() {
-        None => Err(bad("is missing")),
-        Some([one]) if !one.is_empty() => Ok(Prompt::Text(one.clone())),
-        Some([_]) => Err(bad("is empty")),
-        Some(_) => Err(bad("must be one text; send several as requests of their own")),
-    }
-}
-
-fn message(wire: WireMessage) -> Result<Message, BadRequest> {
-    let content = match wire.content {
-        Content::Text(text) => text,
-        Content::Parts(parts) => match parts.iter().find(|p| p.r#type != "text") {
-            Some(other) => {
-                let reason = format!("content of type {} is not supported", other.r#type);
-                return Err(BadRequest { field: "messages".to_owned(), reason });
-            }
-            None => parts.into_iter().map(|p| p.text).collect(),
-        },
-    };
-    Ok(Message { role: wire.role, content })
-}
-
 /// Takes a field out; `null` is as good as absent.
-fn take<T: serde::de::DeserializeOwned>(fields: &mut Map<String, Value>, field: &str) -> Result<Option<T>, BadRequest> {
+pub(super) fn take<T: serde::de::DeserializeOwned>(
+    fields: &mut Map<String, Value>,
+    field: &str,
+) -> Result<Option<T>, BadRequest> {
     match fields.remove(field) {
         None | Some(Value::Null) => Ok(None),
         Some(value) => serde_json::from_value(value)
             .map(Some)
             .map_err(|e| BadRequest { field: field.to_owned(), reason: e.to_string() }),
+    }
+}
+
+/// How many of the likeliest tokens are told with each: in a chat `logprobs` says whether, in a completion how many.
+fn likelihoods(kind: Kind, fields: &mut Map<String, Value>) -> Result<Option<usize>, BadRequest> {
+    let bad = |field: &str, reason: String| BadRequest { field: field.to_owned(), reason };
+    let (field, asked, most) = match kind {
+        Kind::Chat => {
+            let wanted: bool = take(fields, "logprobs")?.unwrap_or(false);
+            let top: Option<usize> = take(fields, "top_logprobs")?;
+            if !wanted && top.is_some_and(|top| top > 0) {
+                return Err(bad("top_logprobs", "needs logprobs to be true".to_owned()));
+            }
+            ("top_logprobs", wanted.then_some(top.unwrap_or(0)), TOP_OF_CHAT)
+        }
+        Kind::Text if fields.get("logprobs") == Some(&Value::Bool(false)) => {
+            fields.remove("logprobs");
+            return Ok(None);
+        }
+        Kind::Text => ("logprobs", take(fields, "logprobs")?, TOP_OF_TEXT),
+    };
+    match asked {
+        Some(asked) if asked > most => Err(bad(field, format!("{asked} is more than {most}"))),
+        asked => Ok(asked),
     }
 }
 
@@ -203,10 +166,8 @@ fn changes_nothing(field: &str, value: &Value) -> bool {
         _ if value.is_null() || empty => true,
         "n" => value == 1,
         "best_of" => value == 1,
-        "echo" | "logprobs" => value == false,
+        "echo" => value == false,
         "suffix" => value == "",
-        "response_format" => value["type"] == "text",
-        "tool_choice" => value == "none" || value == "auto",
         _ => false,
     }
 }
@@ -235,20 +196,32 @@ mod tests {
         check(&with(r#","tools":[],"response_format":{"type":"text"},"n":1,"presence_penalty":0,"stop":null"#), None);
         check(&with(r#","stream_options":{"include_usage":true}"#), None);
         check(&with(r#","n":2"#), Some("n"));
-        check(&with(r#","tools":[{"type":"function"}]"#), Some("tools"));
+        check(&with(r#","tools":[{"type":"function"}]"#), Some("tools[0]"));
         check(&with(r#","stop":"\n","presence_penalty":1,"frequency_penalty":-0.5"#), None);
         check(&with(r#","stop":["a","b","c","d"]"#), None);
         check(&with(r#","stop":["a","b","c","d","e"]"#), Some("stop"));
         check(&with(r#","stop":[""]"#), Some("stop"));
         check(&with(r#","stop":7"#), Some("stop"));
         check(&with(r#","presence_penalty":3"#), Some("presence_penalty"));
-        check(&with(r#","logprobs":true"#), Some("logprobs"));
+        check(&with(r#","logprobs":true,"top_logprobs":20"#), None);
+        check(&with(r#","logprobs":true,"top_logprobs":21"#), Some("top_logprobs"));
+        check(&with(r#","logprobs":false,"top_logprobs":0"#), None);
+        check(&with(r#","top_logprobs":2"#), Some("top_logprobs"));
+        check(&with(r#","logprobs":3"#), Some("logprobs"));
+        check(&with(r#","response_format":{"type":"json_schema","json_schema":{"schema":{}}}"#), None);
+        let call = r#"{"id":"1","type":"function","function":{"name":"f","arguments":"{}"}}"#;
+        let told =
+            |call: &str| format!(r#"{{"messages":[{{"role":"assistant","content":null,"tool_calls":[{call}]}}]}}"#);
+        check(&told(call), None);
+        check(&told(&call.replace("{}", "{")), Some("messages[0].tool_calls"));
+        check(r#"{"messages":[{"role":"assistant","content":null}]}"#, Some("messages[0].content"));
+        check(r#"{"messages":[{"role":"user","content":"x","mood":"good"}]}"#, Some("messages[0]"));
         check(&with(r#","frobnicate":1"#), Some("frobnicate"));
         check(&with(r#","temperature":9"#), Some("temperature"));
         check(&with(r#","max_tokens":0"#), Some("max_tokens"));
         check(&with(r#","max_tokens":-1"#), Some("max_tokens"));
         check(r#"{"messages":[]}"#, Some("messages"));
-        check(r#"{"messages":[{"role":"user","content":[{"type":"image_url"}]}]}"#, Some("messages"));
+        check(r#"{"messages":[{"role":"user","content":[{"type":"image_url"}]}]}"#, Some("messages[0].content"));
         check("{}", Some("messages"));
         check("[", Some("body"));
         let parts =
@@ -263,6 +236,10 @@ mod tests {
         check_of(Kind::Text, r#"{"prompt":""}"#, Some("prompt"));
         check_of(Kind::Text, r#"{"prompt":"x","echo":true}"#, Some("echo"));
         check_of(Kind::Text, r#"{"prompt":"x","messages":[{"role":"user","content":"hi"}]}"#, Some("messages"));
+        check_of(Kind::Text, r#"{"prompt":"x","logprobs":5}"#, None);
+        check_of(Kind::Text, r#"{"prompt":"x","logprobs":6}"#, Some("logprobs"));
+        let tool = r#"[{"type":"function","function":{"name":"f"}}]"#;
+        check_of(Kind::Text, &format!(r#"{{"prompt":"x","tools":{tool}}}"#), Some("tools"));
         check_of(Kind::Text, "{}", Some("prompt"));
     }
 }
