@@ -50,6 +50,8 @@ impl Run {
             answer: Tokens::new(answer),
             sampling: SamplingSettings { temperature: 0.7, ..SamplingSettings::default() },
             stop: Vec::new(),
+            grammar: None,
+            likelihoods: None,
             ignore_end: true,
         };
         self.engine.submit(self.tenant, request, self.now).unwrap()
