@@ -65,7 +65,7 @@ fn sources() -> String {
 #[test]
 fn tests_that_are_named_as_proof_exist() {
     let sources = sources();
-    for page in ["docs/complaints.md"] {
+    for page in ["docs/complaints.md", "SPECIFICATION.md"] {
         let text = std::fs::read_to_string(root().join(page)).unwrap();
         let word =
             |code: &&str| code.matches('_').count() >= 2 && code.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
