@@ -153,32 +153,30 @@ impl<'a> Pass<'a> {
         let scale = (dim as f32).powf(-0.5);
         let (rows, end) = (queries.len() * group, first + queries.len());
         let scaled: Vec<f32> = queries.iter().copied().flatten().map(|q| q * scale).collect();
-        let padded = end.next_multiple_of(TILE);
-        // `[tiles, rows, TILE]`: few queries look on, and each score is needed twice.
-        let mut scores = vec![0.0f32; rows * padded];
-        let mut tops = vec![f32::NEG_INFINITY; rows];
-        for (start, scores) in (0..end).step_by(TILE).zip(scores.chunks_exact_mut(rows * TILE)) {
-            self.widen(start..(start + TILE).min(end));
-            panel(Left { values: &scaled, rows, width: dim, stride: dim }, &self.keys, TILE, scores);
-            for (row, scores) in scores.chunks_exact_mut(TILE).enumerate() {
-                let seen = (first + row / group + 1).saturating_sub(start).min(TILE);
-                scores[seen..].fill(f32::NEG_INFINITY);
-                tops[row] = largest_of(&scores[..seen], tops[row]);
+        let mut scores = vec![0.0f32; rows * TILE];
+        let mut running = vec![Running { top: f32::NEG_INFINITY, sum: 0.0 }; rows];
+        let mut weights = vec![0.0f32; end];
+        // Keys pass by twice: what a softmax divides by is only known when all have.
+        for dividing in [false, true] {
+            for start in (0..end).step_by(TILE) {
+                self.widen(start..(start + TILE).min(end));
+                scores.fill(0.0);
+                panel(Left { values: &scaled, rows, width: dim, stride: dim }, &self.keys, TILE, &mut scores);
+                for (row, (scores, running)) in scores.chunks_exact_mut(TILE).zip(&mut running).enumerate() {
+                    let seen = (first + row / group + 1).saturating_sub(start).min(TILE);
+                    let scores = &mut scores[..seen];
+                    if dividing {
+                        exp_sum(scores, running.top);
+                        let weights = weights[start..].iter_mut().zip(scores);
+                        weights.for_each(|(weight, score)| *weight += *score / running.sum);
+                    } else {
+                        let top = largest_of(scores, running.top);
+                        let shrink = if top > running.top { (running.top - top).exp() } else { 1.0 };
+                        *running = Running { top, sum: running.sum * shrink + exp_sum(scores, top) };
+                    }
+                }
             }
         }
-        let mut sums = vec![0.0f32; rows];
-        for scores in scores.chunks_exact_mut(rows * TILE) {
-            for ((scores, sum), top) in scores.chunks_exact_mut(TILE).zip(&mut sums).zip(&tops) {
-                *sum += exp_sum(scores, *top);
-            }
-        }
-        let mut weights = vec![0.0f32; padded];
-        for (weights, scores) in weights.chunks_exact_mut(TILE).zip(scores.chunks_exact(rows * TILE)) {
-            for (scores, sum) in scores.chunks_exact(TILE).zip(&sums) {
-                weights.iter_mut().zip(scores).for_each(|(weight, score)| *weight += score / sum);
-            }
-        }
-        weights.truncate(end);
         weights
     }
 
