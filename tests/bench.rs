@@ -45,7 +45,9 @@ fn everything_is_measured_once_and_shown() {
         assert!(row["carry_ms"][0].as_f64().unwrap() > 0.0 && row["reread_ms"][0].as_f64().unwrap() > 0.0, "{row}");
     }
     assert!(rows("fidelity").iter().any(|row| row["setting"] == "healed" && row["kl_64"].as_f64() < Some(1e-6)));
+    assert!(rows("ablations").iter().any(|row| row["setting"] == "without_chosen"));
     assert_eq!(rows("tenants").len(), 2);
+    assert_eq!(rows("memory")[0]["cold"]["first_token_ms"].as_array().map(Vec::len), Some(1));
     assert!(rows("engine").iter().all(|row| row["decode_tok_s"][0].as_f64().unwrap() > 0.0));
 
     let page = std::fs::read_to_string(out.join("report.html")).unwrap();

@@ -45,6 +45,9 @@ pub struct Results {
     /// How close carried caches are to native ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fidelity: Option<Section<eval::Row>>,
+    /// The most faithful carry with one of its means taken away at a time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ablations: Option<Section<eval::Row>>,
     /// Residuals of the maps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub residuals: Option<Section<ResidualRow>>,
@@ -197,6 +200,7 @@ impl Results {
             conditions: None,
             switch_cost: None,
             fidelity: None,
+            ablations: None,
             residuals: None,
             tenants: None,
             engine: None,

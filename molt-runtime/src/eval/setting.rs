@@ -27,14 +27,22 @@ pub enum Setting {
     Healed,
     /// The destination's own cache, restored; the last tokens, written elsewhere in between, are read natively.
     Keepsake,
+    /// As faithful, but no first token is read natively.
+    WithoutFirst,
+    /// As faithful, but no last token is read natively over the mapped ones, and so none is chosen by what it looks at.
+    WithoutWindow,
+    /// As faithful, but no mapped token is read natively for being looked at.
+    WithoutChosen,
 }
 
 /// Tokens that a keepsake does not hold yet when it is restored, at most; and at most a quarter of the context.
 const WRITTEN_SINCE: usize = 64;
 
 impl Setting {
-    /// All of them, in the order of the tables.
+    /// Those that the engine uses, in the order of the tables.
     pub const ALL: [Self; 5] = [Self::Fast, Self::Default, Self::Faithful, Self::Healed, Self::Keepsake];
+    /// The most faithful carry, and the same with one of its means taken away.
+    pub const ABLATIONS: [Self; 4] = [Self::Faithful, Self::WithoutFirst, Self::WithoutWindow, Self::WithoutChosen];
 
     /// What is read natively beside the map; nothing for what needs no bridge.
     pub fn carry_settings(self) -> Option<CarrySettings> {
@@ -43,6 +51,9 @@ impl Setting {
             Self::Default | Self::Healed => Some(CarrySettings::default()),
             Self::Faithful => Some(CarrySettings::FAITHFUL),
             Self::Keepsake => None,
+            Self::WithoutFirst => Some(CarrySettings { exact_first: Tokens::ZERO, ..CarrySettings::FAITHFUL }),
+            Self::WithoutWindow => Some(CarrySettings { fed_window: Tokens::ZERO, ..CarrySettings::FAITHFUL }),
+            Self::WithoutChosen => Some(CarrySettings { chosen_percent: 0, ..CarrySettings::FAITHFUL }),
         }
     }
 
@@ -54,6 +65,9 @@ impl Setting {
             Self::Faithful => "faithful",
             Self::Healed => "healed",
             Self::Keepsake => "keepsake",
+            Self::WithoutFirst => "without-first",
+            Self::WithoutWindow => "without-window",
+            Self::WithoutChosen => "without-chosen",
         }
     }
 

@@ -33,6 +33,7 @@ pub fn html(results: &Results) -> Result<String, ReportError> {
     page.section("A spike in mid-answer", results.conditions.as_ref(), conditions)?;
     page.section("What a switch costs", results.switch_cost.as_ref(), switch_cost)?;
     page.section("Fidelity", results.fidelity.as_ref(), fidelity)?;
+    page.section("Ablations", results.ablations.as_ref(), ablations)?;
     page.section("Residuals of the maps", results.residuals.as_ref(), residuals)?;
     page.section("Three tenants, one budget", results.tenants.as_ref(), tenants)?;
     page.section("Engine", results.engine.as_ref(), engine)?;
@@ -163,6 +164,36 @@ fn fidelity(page: &mut Page, section: &Section<eval::Row>) -> Result<(), ReportE
         "Reference: the destination after its own native read of the whole context. KL(native || carried) in nats, the mean \
          over the next 64 true tokens; 0 is a cache that nobody could tell from a native one. Held-out texts.",
     );
+    divergences(page, section);
+    for (pair, rows) in by(&section.rows, |row| row.pair.clone()) {
+        let mut series: BTreeMap<usize, Vec<(f64, f64)>> = BTreeMap::new();
+        for row in rows.iter().filter(|row| row.kl_64 > 0.0) {
+            series.entry(row.context_tokens).or_default().push((row.cost_ratio, row.kl_64));
+        }
+        if series.is_empty() {
+            continue;
+        }
+        let named = series.into_iter().map(|(context, mut points)| {
+            points.sort_by(|a, b| a.0.total_cmp(&b.0));
+            (format!("{context} tokens"), points)
+        });
+        let title = format!("Fidelity against cost, {pair}");
+        let lines =
+            Lines { title: &title, x: "times cheaper than reading again", y: "kl 64, nats", series: named.collect() };
+        page.figure(&lines.draw()?, "Each point is a setting: to the right cheaper, further down closer to native.");
+    }
+    Ok(())
+}
+
+fn ablations(page: &mut Page, section: &Section<eval::Row>) -> Result<(), ReportError> {
+    page.text(
+        "The most faithful carry, and the same without one of its means: first tokens, last window, chosen tokens.",
+    );
+    divergences(page, section);
+    Ok(())
+}
+
+fn divergences(page: &mut Page, section: &Section<eval::Row>) {
     let rows = section.rows.iter().map(|row| {
         let interval = row.kl_64_low.zip(row.kl_64_high);
         vec![
@@ -188,24 +219,6 @@ fn fidelity(page: &mut Page, section: &Section<eval::Row>) -> Result<(), ReportE
         ],
         rows,
     );
-    for (pair, rows) in by(&section.rows, |row| row.pair.clone()) {
-        let mut series: BTreeMap<usize, Vec<(f64, f64)>> = BTreeMap::new();
-        for row in rows.iter().filter(|row| row.kl_64 > 0.0) {
-            series.entry(row.context_tokens).or_default().push((row.cost_ratio, row.kl_64));
-        }
-        if series.is_empty() {
-            continue;
-        }
-        let named = series.into_iter().map(|(context, mut points)| {
-            points.sort_by(|a, b| a.0.total_cmp(&b.0));
-            (format!("{context} tokens"), points)
-        });
-        let title = format!("Fidelity against cost, {pair}");
-        let lines =
-            Lines { title: &title, x: "times cheaper than reading again", y: "kl 64, nats", series: named.collect() };
-        page.figure(&lines.draw()?, "Each point is a setting: to the right cheaper, further down closer to native.");
-    }
-    Ok(())
 }
 
 fn residuals(page: &mut Page, section: &Section<ResidualRow>) -> Result<(), ReportError> {

@@ -132,7 +132,7 @@ impl Page {
 const EDGES: [&str; 5] = [
     "Whether answers are good: no judge has read them, and no task with a right answer was set across a switch.",
     "A real kill: runtimes that hold on are counted as killed by arithmetic.",
-    "Ablations: mechanisms were not removed one by one.",
+    "Ablations of the maps themselves: native first layers and source layers need a fit of their own.",
     "Other runtimes' ways to meet pressure, on the same trace.",
     "Other machines: one processor, shared with others while it was measured.",
 ];

@@ -15,9 +15,9 @@ use molt_runtime::bench::results::{Claim, Results, Section};
 use molt_runtime::bench::stats::Spread;
 use molt_runtime::bench::switch_cost::{self, SwitchCostRow};
 use molt_runtime::bench::{ladder, tenants};
-use molt_runtime::eval::{self, EvalSettings, evaluate};
+use molt_runtime::eval::{self, EvalSettings, Setting, evaluate};
 use molt_runtime::{report, texts};
-use molt_scheduler::units::Tokens;
+use molt_scheduler::units::{RungIdx, Tokens};
 
 use crate::eval::{bar, show};
 
@@ -59,9 +59,12 @@ pub(crate) struct Args {
     /// Only these rungs (tier0, tier1, ...) in the engine's section.
     #[arg(long, value_delimiter = ',')]
     rungs: Vec<String>,
-    /// Seams of each row of the fidelity section [default: 200, or 8 when quick].
+    /// Seams of each row of the sections on fidelity [default: 200, or 8 when quick].
     #[arg(long)]
     seams: Option<usize>,
+    /// Contexts of these sections [default: 512,2048 or what the models hold, or 128 when quick].
+    #[arg(long, value_delimiter = ',')]
+    contexts: Vec<usize>,
 }
 
 /// Sections, in the order of the report.
@@ -75,6 +78,8 @@ enum Part {
     SwitchCost,
     /// How close carried caches are to native ones.
     Fidelity,
+    /// The most faithful carry with one of its means taken away at a time.
+    Ablations,
     /// What the maps' fit leaves unexplained.
     Residuals,
     /// Three tenants under one budget, in the simulator.
@@ -148,7 +153,12 @@ pub(crate) fn run(args: &Args, models: &Path) -> Result<()> {
         results.write(&file)?;
     }
     if wanted(Part::Fidelity, results.fidelity.is_some()) {
-        results.fidelity = Some(measure_fidelity(args, &ladder)?);
+        results.fidelity = Some(judge(args, &ladder, None, &Setting::ALL)?);
+        results.write(&file)?;
+    }
+    if wanted(Part::Ablations, results.ablations.is_some()) {
+        let pairs = ladder::bridged(&ladder)?;
+        results.ablations = Some(judge(args, &ladder, Some(pairs), &Setting::ABLATIONS)?);
         results.write(&file)?;
     }
     if wanted(Part::Residuals, results.residuals.is_some()) {
@@ -184,9 +194,19 @@ fn say(part: Part, claims: &[Claim]) {
     }
 }
 
-fn measure_fidelity(args: &Args, ladder: &Ladder) -> Result<Section<eval::Row>> {
+/// Carries of those pairs (all where none is given), in those ways.
+fn judge(
+    args: &Args,
+    ladder: &Ladder,
+    pairs: Option<Vec<(RungIdx, RungIdx)>>,
+    ways: &[Setting],
+) -> Result<Section<eval::Row>> {
     let started = Instant::now();
-    let mut settings = if args.quick { EvalSettings::quick() } else { EvalSettings::full() };
+    let usual = if args.quick { EvalSettings::quick() } else { EvalSettings::full() };
+    let mut settings = EvalSettings { pairs, ways: ways.to_vec(), ..usual };
+    if !args.contexts.is_empty() {
+        settings.contexts = Some(args.contexts.clone());
+    }
     settings.seams = args.seams.unwrap_or(settings.seams).max(1);
     let documents = texts::held_out(ladder.template())?;
     let bar = bar()?;
