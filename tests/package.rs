@@ -18,7 +18,7 @@ fn installed(name: &str) -> bool {
 
 fn package(out: &Path) -> PathBuf {
     program("molt");
-    let built = Command::new(root().join("deploy/deb/build")).env("MOLT_DEB_OUT", out).output().unwrap();
+    let built = Command::new(root().join("deploy/deb/build")).arg("--fast").env("MOLT_DEB_OUT", out).output().unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let found = std::fs::read_dir(out).unwrap().map(|entry| entry.unwrap().path());
     found.into_iter().find(|path| path.extension().is_some_and(|ending| ending == "deb")).unwrap()
