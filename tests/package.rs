@@ -69,7 +69,7 @@ fn it_installs_everything_and_its_daemon_serves() {
     let postinst = script("postinst");
     let user = postinst.find("systemd-sysusers").expect("the user is made");
     let start = postinst.find("deb-systemd-invoke").expect("the units are started");
-    assert!(user < start && postinst.contains("deb-systemd-helper enable 'moltd.socket'"), "{postinst}");
+    assert!(user < start && postinst.contains("deb-systemd-helper enable moltd.socket"), "{postinst}");
     assert!(script("postrm").contains("rm -rf /var/lib/molt") && script("postrm").contains("deb-systemd-helper"));
 
     let scratch = folder.path().join("root");
