@@ -9,8 +9,12 @@ registers as the batch tenant `notes`, asks for one answer a text, and prints ea
 
 import sys
 
-import httpx
 from openai import OpenAI
+
+try:  # The HTTP library that the client itself uses: httpx2 from its version 3 on.
+    import httpx2 as httpx
+except ImportError:
+    import httpx
 
 
 def register(http: httpx.Client, name: str) -> str:

@@ -54,11 +54,10 @@ fn readers_of_the_feed_do_not_hold_the_daemon_up() {
     let feed = chunks(daemon.send("GET", "/v1/events", b""));
     let (status, _) = daemon.ask("POST", "/v1/completions", &ask(200));
     assert_eq!(status, 200);
-    let pid = daemon.child.id().to_string();
-    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    daemon.signal("TERM");
     let last = feed.last().unwrap();
     assert!(last["event"].is_string(), "{last}");
-    assert!(daemon.child.wait().unwrap().success());
+    assert!(daemon.ended_well());
 }
 
 #[test]

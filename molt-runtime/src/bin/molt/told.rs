@@ -79,6 +79,19 @@ pub(crate) enum News {
         bytes: Bytes,
         release_ms: f64,
     },
+    Limit {
+        source: String,
+        reason: String,
+    },
+    Reaction {
+        reaction_ms: f64,
+        before_bytes: Bytes,
+        rss_bytes: Bytes,
+    },
+    Stall {
+        tenant: String,
+        stall_ms: f64,
+    },
     GivenUp {
         rung: RungIdx,
         tokens: Tokens,
@@ -162,6 +175,12 @@ impl News {
             }
             Self::Load { rung, bytes, load_ms } => format!("{rung} loaded: {bytes} in {load_ms:.0} ms"),
             Self::Release { rung, bytes, release_ms } => format!("{rung} given back: {bytes} in {release_ms:.1} ms"),
+            Self::Limit { source, reason } => format!("limit by {source}: {reason}"),
+            Self::Reaction { reaction_ms, before_bytes, rss_bytes } => {
+                let text = format!("back with the system {reaction_ms:.1} ms after the signal");
+                format!("{text}: {before_bytes} were in use, {rss_bytes} are resident")
+            }
+            Self::Stall { tenant, stall_ms } => format!("{tenant} waited {stall_ms:.0} ms for its next token"),
             Self::GivenUp { rung, given_up_ms, .. } => {
                 format!("a step on {rung} was given up after {given_up_ms:.0} ms; it is done again")
             }
@@ -232,6 +251,9 @@ mod tests {
             pressure_ratio: 1.1,
         };
         check(&Event::Switch(switch), "mail tier0 -> tier1 (bridge): 40 tokens in 11 ms");
+        let (before_bytes, budget_bytes) = (Bytes::mib(9), Bytes::mib(4));
+        let reaction = Event::Reaction { reaction_ms: 7.25, before_bytes, budget_bytes, rss_bytes: bytes };
+        check(&reaction, "back with the system 7.2 ms after the signal: 9.0 MiB were in use, 3.0 MiB are resident");
         let newer: Told = serde_json::from_str(r#"{"event": "sung", "at_ms": 1, "song": [1]}"#).unwrap();
         assert_eq!(newer.event.words(), None);
     }

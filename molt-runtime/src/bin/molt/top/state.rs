@@ -198,11 +198,24 @@ impl State {
             News::Release { rung, .. } => {
                 self.loaded.remove(rung);
             }
-            News::Refused { .. } | News::Healed { .. } | News::GivenUp { .. } | News::Trouble { .. } | News::Other => {}
+            News::Refused { .. }
+            | News::Healed { .. }
+            | News::Limit { .. }
+            | News::Reaction { .. }
+            | News::Stall { .. }
+            | News::GivenUp { .. }
+            | News::Trouble { .. }
+            | News::Other => {}
         }
         let is_lever = matches!(
             told.event,
-            News::Lever { .. } | News::Unpark { .. } | News::Load { .. } | News::Release { .. } | News::Trouble { .. }
+            News::Lever { .. }
+                | News::Unpark { .. }
+                | News::Load { .. }
+                | News::Release { .. }
+                | News::Limit { .. }
+                | News::Reaction { .. }
+                | News::Trouble { .. }
         );
         if let Some(words) = told.event.words().filter(|_| is_lever) {
             push(&mut self.levers, at_ms, words);
