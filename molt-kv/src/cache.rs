@@ -38,6 +38,11 @@ impl CacheShape {
     pub fn bytes_per_token(&self) -> Bytes {
         Bytes::from(self.layers * 2 * self.kv_width() * size_of::<f16>())
     }
+
+    /// Bytes that so many tokens are charged with: whole pages, for every plane ends in the middle of one.
+    pub fn charge(&self, tokens: usize) -> Bytes {
+        Bytes::from(2 * self.layers * (tokens * self.kv_width() * size_of::<f16>()).next_multiple_of(page_size()))
+    }
 }
 
 /// How a cached token came to be.
@@ -205,6 +210,21 @@ impl KvCache {
         self.next_position = position;
     }
 
+    /// A copy of the first slots, with room for `limit` tokens.
+    pub fn prefix(&self, len: usize, limit: Tokens, ledger: &Ledger) -> Result<Self, CacheError> {
+        let Some(slots) = self.slots.get(..len) else {
+            return Err(CacheError::Range { from: 0, to: len, held: self.len() });
+        };
+        let mut copy = Self::new(self.shape, limit, ledger)?;
+        copy.append_at(slots, Provenance::Exact)?;
+        copy.slots.copy_from_slice(slots);
+        let part = len * self.shape.kv_width();
+        for (plane, to) in copy.planes_mut().enumerate() {
+            to.copy_from_slice(&self.plane_values(plane)[..part]);
+        }
+        Ok(copy)
+    }
+
     /// Drops everything from slot `len` on and gives its pages back.
     pub fn truncate(&mut self, len: usize) {
         if len >= self.len() {
@@ -239,10 +259,9 @@ impl KvCache {
         self.recharge();
     }
 
-    /// Charges the pages that are in use: every plane ends in the middle of one.
     fn recharge(&mut self) {
-        let used = (self.len() * self.shape.kv_width() * size_of::<f16>()).next_multiple_of(page_size());
-        self.region.set_charge(2 * self.shape.layers * used);
+        let charge = self.shape.charge(self.len());
+        self.region.set_charge(usize::try_from(charge.get()).unwrap_or(usize::MAX));
     }
 
     /// Keys of a layer after RoPE, `[len, kv_heads, head_dim]`.
@@ -373,6 +392,20 @@ mod tests {
         assert_eq!(cache.next_position(), 1_992);
         drop(cache);
         assert_eq!(ledger.total(), Bytes::ZERO);
+    }
+
+    #[test]
+    fn a_prefix_is_a_copy_with_room_of_its_own() {
+        let (ledger, copied) = (Ledger::new(), Ledger::new());
+        let mut cache = filled(&ledger, 50);
+        cache.mark(5..6, Provenance::Mapped);
+        let copy = cache.prefix(20, Tokens::new(9_000), &copied).unwrap();
+        check(&copy, &copied, &(0..20).collect::<Vec<_>>());
+        assert_eq!((copy.slots(), copy.next_position()), (&cache.slots()[..20], 20));
+        assert_eq!(copy.limit(), Tokens::new(9_000));
+        check(&cache, &ledger, &(0..50).collect::<Vec<_>>());
+        assert!(matches!(cache.prefix(51, Tokens::new(60), &copied), Err(CacheError::Range { .. })));
+        assert!(matches!(cache.prefix(20, Tokens::new(19), &copied), Err(CacheError::Full { .. })));
     }
 
     #[test]

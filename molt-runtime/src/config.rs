@@ -42,6 +42,8 @@ pub struct ServiceConfig {
     pub heal: Heal,
     /// What sequences leave behind on bigger models.
     pub keepsakes: Keepsakes,
+    /// What ended conversations leave for their next turn.
+    pub reuse: Reuse,
     /// When levers are used and when things go up again.
     pub scheduler: Scheduling,
     /// Limits on tenants.
@@ -68,6 +70,7 @@ impl Default for ServiceConfig {
             carry: Carry::default(),
             heal: Heal::default(),
             keepsakes: Keepsakes::default(),
+            reuse: Reuse::default(),
             scheduler: Scheduling::default(),
             tenants: TenantLimits::default(),
             default_tenant: TenantClaim {
@@ -215,6 +218,20 @@ impl Default for Keepsakes {
     }
 }
 
+/// What ended conversations leave for their next turn. It goes before anybody bears a lever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Reuse {
+    /// How many of each tenant and user keep their cache; 0 keeps none.
+    pub conversations: usize,
+}
+
+impl Default for Reuse {
+    fn default() -> Self {
+        Self { conversations: EngineSettings::default().conversations }
+    }
+}
+
 /// When levers are used, and when things go up again.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -307,7 +324,7 @@ impl ServiceConfig {
             (true, Some(folder)) => Some(folder.clone()),
             (true, None) => defaults.keepsakes,
         };
-        EngineSettings { carry, keepsakes, heal }
+        EngineSettings { carry, keepsakes, heal, conversations: self.reuse.conversations }
     }
 
     /// The scheduler's part, on a machine with so much memory.
@@ -355,7 +372,7 @@ mod tests {
         {
             assert!(debug.contains(key) && uncommented.contains(key), "{key}");
         }
-        assert_eq!(table.len(), 16, "a key of the file was added or dropped: {:?}", table);
+        assert_eq!(table.len(), 17, "a key of the file was added or dropped: {:?}", table);
     }
 
     #[test]

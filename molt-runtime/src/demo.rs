@@ -119,6 +119,7 @@ pub fn run(
         return Ok(None);
     }
     let request = AnswerRequest {
+        user: None,
         pinned: Tokens::ZERO,
         answer: settings.answer,
         sampling: settings.sampling,

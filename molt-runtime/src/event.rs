@@ -39,6 +39,8 @@ pub enum Event {
         rung: RungIdx,
         /// How long it had waited.
         wait_ms: f64,
+        /// Tokens of its prompt that an earlier conversation of the tenant had left in memory.
+        cached_tokens: Tokens,
     },
     /// A token of an answer.
     Token {

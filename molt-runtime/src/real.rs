@@ -127,6 +127,7 @@ pub fn run(
         return Ok(None);
     }
     let request = AnswerRequest {
+        user: None,
         pinned: Tokens::ZERO,
         answer: demo.answer,
         sampling: demo.sampling,

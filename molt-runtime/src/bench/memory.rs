@@ -213,6 +213,7 @@ impl Bench {
 
     fn ask(&mut self) -> Result<SequenceId, MemoryError> {
         let request = AnswerRequest {
+            user: None,
             pinned: Tokens::ZERO,
             prompt: self.prompt.clone(),
             answer: Tokens::from(ANSWERED + 60),

@@ -201,6 +201,7 @@ impl Cast {
             for request in &tenant.requests {
                 let seed = settings.sampling.seed.wrapping_add(coming.len() as u64);
                 let wanted = AnswerRequest {
+                    user: None,
                     prompt: words.take(usize::from(request.prompt)),
                     pinned: request.pinned,
                     answer: request.answer,

@@ -4,6 +4,7 @@
 mod carry;
 mod heal;
 mod reaction;
+mod prefix;
 mod sequence;
 mod step;
 mod stop;
@@ -32,6 +33,7 @@ pub use sequence::AnswerRequest;
 use sequence::Sequence;
 
 use crate::alarm::Alarm;
+use crate::engine::prefix::Prefixes;
 use crate::event::{Event, TroubleKind, UsageByKind};
 use crate::memory::{resident_files, resident_set};
 use crate::sampler::Books;
@@ -64,6 +66,8 @@ pub struct EngineSettings {
     pub keepsakes: Option<PathBuf>,
     /// How much is read natively in the background after a carry.
     pub heal: HealSettings,
+    /// How many ended conversations of each tenant keep their cache for the next turn.
+    pub conversations: usize,
 }
 
 impl Default for EngineSettings {
@@ -71,7 +75,7 @@ impl Default for EngineSettings {
         // On most systems /tmp is memory again; /var/tmp is on disk (Filesystem Hierarchy Standard).
         let disk = PathBuf::from("/var/tmp");
         let folder = if disk.is_dir() { disk } else { std::env::temp_dir() };
-        Self { carry: Effort::default(), keepsakes: Some(folder), heal: HealSettings::default() }
+        Self { carry: Effort::default(), keepsakes: Some(folder), heal: HealSettings::default(), conversations: 4 }
     }
 }
 
@@ -109,6 +113,10 @@ pub struct Engine {
     ropes: Vec<Rope>,
     loaded: BTreeMap<RungIdx, Loaded>,
     sequences: BTreeMap<SequenceId, Sequence>,
+    /// What ended conversations have left.
+    prefixes: Prefixes,
+    /// What the round's plan leaves of the budget for them.
+    spare: Bytes,
     tenants: BTreeMap<TenantId, (String, Class)>,
     /// The budget that was told last.
     budget: Option<Bytes>,
@@ -165,6 +173,7 @@ impl Engine {
     pub fn new(ladder: Arc<Ladder>, config: Config, settings: EngineSettings) -> Result<Self, EngineError> {
         let cost = ladder_cost(&ladder)?;
         let overhead = resident_set();
+        let conversations = settings.conversations;
         let ropes = ladder.rungs().iter().map(|r| r.config().rope()).collect();
         Ok(Self {
             scheduler: Scheduler::new(cost, Config { overhead, ..config }),
@@ -178,6 +187,8 @@ impl Engine {
             ropes,
             loaded: BTreeMap::new(),
             sequences: BTreeMap::new(),
+            prefixes: Prefixes::new(conversations),
+            spare: Bytes::ZERO,
             tenants: BTreeMap::new(),
             budget: None,
             read_tokens: 0,
@@ -228,6 +239,7 @@ impl Engine {
     pub fn deregister(&mut self, tenant: TenantId) {
         self.scheduler.deregister(tenant);
         self.tenants.remove(&tenant);
+        self.prefixes.forget(tenant);
         let scheduler = &self.scheduler;
         let gone: Vec<SequenceId> =
             self.sequences.keys().copied().filter(|id| scheduler.state_of(*id).is_none()).collect();
@@ -246,7 +258,7 @@ impl Engine {
         match self.scheduler.submit(claim, now) {
             Ok(id) => {
                 self.tell(Some(id), Event::Asked { tenant: name.clone(), class, prompt_tokens: prompt });
-                self.sequences.insert(id, Sequence::new(name, class, request));
+                self.sequences.insert(id, Sequence::new(tenant, name, class, request));
                 Ok(id)
             }
             Err(refusal) => {
@@ -259,7 +271,12 @@ impl Engine {
     /// Ends a sequence because its client left; its memory is free at once.
     pub fn cancel(&mut self, sequence: SequenceId) {
         self.scheduler.cancel(sequence);
-        let Some(left) = self.sequences.remove(&sequence).filter(|left| left.finished().is_none()) else { return };
+        let Some(left) = self.sequences.remove(&sequence) else { return };
+        if left.finished().is_some() {
+            // Its reader has all of it and went before the next round.
+            self.keep_prefix(left);
+            return;
+        }
         let (tenant, class, tokens) = (left.tenant.clone(), left.class, left.answered());
         self.tell(Some(sequence), Event::Cancelled { tenant, class, tokens });
     }
@@ -291,10 +308,15 @@ impl Engine {
         }
         self.progress.clear();
         self.progress.extend(self.sequences.iter().map(|(id, s)| s.progress(*id)));
-        self.sequences.retain(|_, s| s.finished().is_none());
+        let ended: Vec<Sequence> =
+            self.sequences.extract_if(.., |_, s| s.finished().is_some()).map(|(_, ended)| ended).collect();
+        ended.into_iter().for_each(|ended| self.keep_prefix(ended));
         let mut plan = std::mem::take(&mut self.plan);
-        let observation = Observation { now, budget, usage: self.usage(), progress: &self.progress };
+        // What ended conversations have left goes before anybody bears a lever: the plan is made as if it were gone.
+        let usage_needed = self.usage() - self.prefixes.bytes();
+        let observation = Observation { now, budget, usage: usage_needed, progress: &self.progress };
         self.scheduler.round(&observation, &mut plan);
+        self.fit_prefixes(budget - plan.peak());
         let pressure = usage.get() as f64 / budget.get().max(1) as f64;
         for action in plan.actions() {
             self.tell_lever(*action);
@@ -397,10 +419,11 @@ impl Engine {
     }
 
     fn admit(&mut self, id: SequenceId, rung: RungIdx) {
+        let cached_tokens = self.reuse_prefix(id, rung);
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         sequence.rung = rung;
         let (tenant, class, wait_ms) = (sequence.tenant.clone(), sequence.class, ms_since(sequence.asked));
-        self.tell(Some(id), Event::Admitted { tenant, class, rung, wait_ms });
+        self.tell(Some(id), Event::Admitted { tenant, class, rung, wait_ms, cached_tokens });
     }
 
     /// Levers are told before the plan is executed: a reader sees why before what.

@@ -7,15 +7,18 @@ use molt_kv::keepsake::Keepsake;
 use molt_models::sampling::{Distribution, Sampler, SamplingSettings};
 use molt_models::{Grammar, GrammarError, TextStream, Tokenizer};
 use molt_scheduler::units::{RungIdx, Tokens};
-use molt_scheduler::{Class, Progress, SequenceId};
+use molt_scheduler::{Class, Progress, SequenceId, TenantId};
 
 use crate::engine::heal::Healing;
+use crate::engine::prefix::Owner;
 use crate::engine::stop::StopText;
 use crate::event::{FinishReason, Likelihood};
 
 /// What a client asks for.
 #[derive(Debug, Clone)]
 pub struct AnswerRequest {
+    /// The user who asks, where that is known: an answer never builds on another user's conversation.
+    pub user: Option<u32>,
     /// The prompt.
     pub prompt: Vec<u32>,
     /// Tokens at its front that shedding never touches.
@@ -47,6 +50,7 @@ pub(super) struct Chosen {
 /// A sequence that the engine holds.
 #[derive(Debug)]
 pub(super) struct Sequence {
+    pub(super) owner: Owner,
     pub(super) tenant: String,
     pub(super) class: Class,
     /// When it was asked for.
@@ -79,9 +83,10 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    pub(super) fn new(tenant: String, class: Class, request: AnswerRequest) -> Self {
+    pub(super) fn new(owner: TenantId, tenant: String, class: Class, request: AnswerRequest) -> Self {
         let asked = Instant::now();
         Self {
+            owner: (owner, request.user),
             tenant,
             class,
             asked,

@@ -117,7 +117,13 @@ fn requests_are_counted_from_asking_to_their_end() {
     check(
         &[
             Event::Asked { tenant: tenant.clone(), class, prompt_tokens: tokens },
-            Event::Admitted { tenant: tenant.clone(), class, rung: RungIdx::TOP, wait_ms: 1_500.0 },
+            Event::Admitted {
+                tenant: tenant.clone(),
+                class,
+                rung: RungIdx::TOP,
+                wait_ms: 1_500.0,
+                cached_tokens: Tokens::ZERO,
+            },
             Event::Finished { tenant: tenant.clone(), class, tokens, reason: FinishReason::Stop, total_ms: 9_000.0 },
             Event::Cancelled { tenant: tenant.clone(), class, tokens },
             Event::Refused { tenant, reason: "queue_full" },

@@ -50,9 +50,13 @@ impl Frame {
         })
     }
 
-    fn usage(&self, tokens: Tokens) -> Value {
+    /// With how many tokens of the prompt were in memory already.
+    fn usage(&self, tokens: Tokens, cached: Tokens) -> Value {
         let tokens = tokens.get();
-        json!({"prompt_tokens": self.prompt, "completion_tokens": tokens, "total_tokens": self.prompt + tokens})
+        json!({
+            "prompt_tokens": self.prompt, "completion_tokens": tokens, "total_tokens": self.prompt + tokens,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        })
     }
 
     fn pieces(&self) -> Pieces {
@@ -100,13 +104,14 @@ struct Chunks {
     pieces: Pieces,
     begun: bool,
     calls: usize,
+    cached: Tokens,
     /// Characters of the answer so far.
     offset: usize,
 }
 
 impl Chunks {
     fn new(frame: Frame, include_usage: bool) -> Self {
-        Self { pieces: frame.pieces(), frame, include_usage, begun: false, calls: 0, offset: 0 }
+        Self { pieces: frame.pieces(), frame, include_usage, begun: false, calls: 0, cached: Tokens::ZERO, offset: 0 }
     }
 
     /// What is to be sent after an event, and whether that is the end.
@@ -127,7 +132,7 @@ impl Chunks {
                 chunks.push(self.frame.chunk(json!([choice]), json!({})));
                 if self.include_usage {
                     let mut chunk = self.frame.chunk(json!([]), json!({}));
-                    chunk["usage"] = self.frame.usage(*tokens);
+                    chunk["usage"] = self.frame.usage(*tokens, self.cached);
                     chunks.push(chunk);
                 }
                 (chunks, true)
@@ -135,6 +140,10 @@ impl Chunks {
             // What moves the model has no choices, so that clients go on unharmed.
             Event::Switch(_) | Event::Lever { .. } | Event::Unpark { .. } | Event::Healed { .. } => {
                 (serde_json::to_value(event).map(|told| self.frame.chunk(json!([]), told)).into_iter().collect(), false)
+            }
+            Event::Admitted { cached_tokens, .. } => {
+                self.cached = *cached_tokens;
+                (Vec::new(), false)
             }
             Event::Trouble { message, .. } => (vec![error("trouble", message)], true),
             _ => (Vec::new(), false),
@@ -227,6 +236,7 @@ struct Whole {
     calls: Vec<Value>,
     rungs: Vec<RungIdx>,
     switches: Vec<Switch>,
+    cached: Tokens,
     likelihoods: Vec<Likelihood>,
 }
 
@@ -275,12 +285,14 @@ pub(super) async fn whole(mut events: mpsc::Receiver<Event>, frame: Frame) -> Re
                     whole.rungs.push(rung);
                 }
             }
+            Event::Admitted { cached_tokens, .. } => whole.cached = cached_tokens,
             Event::Switch(switch) => whole.switches.push(switch),
             Event::Trouble { message, .. } => {
                 return problem(StatusCode::INTERNAL_SERVER_ERROR, "trouble", &message);
             }
             Event::Finished { reason, tokens, .. } => {
                 whole.take(pieces.finish());
+                let usage = frame.usage(tokens, whole.cached);
                 let molt = json!({"rungs": whole.rungs, "switches": whole.switches});
                 let object = match frame.kind {
                     Kind::Chat => "chat.completion",
@@ -288,7 +300,7 @@ pub(super) async fn whole(mut events: mpsc::Receiver<Event>, frame: Frame) -> Re
                 };
                 return Json(json!({
                     "id": frame.id, "object": object, "created": frame.created, "model": frame.model,
-                    "choices": [whole.choice(&frame, reason)], "usage": frame.usage(tokens), "molt": molt,
+                    "choices": [whole.choice(&frame, reason)], "usage": usage, "molt": molt,
                 }))
                 .into_response();
             }

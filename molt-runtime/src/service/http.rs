@@ -233,6 +233,7 @@ async fn answer(
     }
     let answer = request.max_tokens.unwrap_or(ANSWER.min(context - length));
     let wanted = AnswerRequest {
+        user: peer.user,
         prompt,
         pinned,
         answer: Tokens::new(answer),

@@ -45,6 +45,7 @@ impl Run {
 
     pub(crate) fn ask(&mut self, answer: u64) -> SequenceId {
         let request = AnswerRequest {
+            user: None,
             prompt: self.prompt.clone(),
             pinned: Tokens::ZERO,
             answer: Tokens::new(answer),
