@@ -1,5 +1,6 @@
 //! The configuration file of `moltd`. Every key has a default; an unknown one is an error that names it.
 
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
@@ -11,17 +12,21 @@ use serde::Deserialize;
 use crate::alarm::Alarm;
 use crate::budget::{BudgetSource, CgroupBudget, HostBudget, PressureBudget, SystemdBudget, WatchError};
 use crate::engine::{Effort, EngineSettings, HealSettings};
-use crate::service::{TenantClaim, TenantLimits};
+use crate::service::{LogLevel, TenantClaim, TenantLimits, loopback};
 use crate::workers::Workers;
 
 /// What `moltd` is told.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServiceConfig {
     /// The socket.
     pub socket: PathBuf,
     /// Its permissions, in octal.
     pub socket_mode: Mode,
+    /// A loopback port beside it, for clients that speak no Unix sockets.
+    pub listen: Option<Loopback>,
+    /// How much of what happens goes to the log.
+    pub log: LogLevel,
     /// A built-in ladder, or the path of a ladder file.
     pub ladder: String,
     /// Folder of the model files; where `molt pull` puts them, if not given.
@@ -60,6 +65,8 @@ impl Default for ServiceConfig {
         Self {
             socket: PathBuf::from("/run/molt/molt.sock"),
             socket_mode: Mode(0o660),
+            listen: None,
+            log: LogLevel::Events,
             ladder: "pocket".to_owned(),
             models: None,
             budget_mib: None,
@@ -84,6 +91,25 @@ impl Default for ServiceConfig {
             },
             profiles: Vec::new(),
         }
+    }
+}
+
+/// An address that only this machine reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Loopback(SocketAddr);
+
+impl Loopback {
+    /// The address.
+    pub fn address(self) -> SocketAddr {
+        self.0
+    }
+}
+
+impl TryFrom<String> for Loopback {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        loopback(&text).map(Self)
     }
 }
 
@@ -309,6 +335,50 @@ impl ServiceConfig {
         Ok(config)
     }
 
+    /// The keys that are another in `new` and cannot change while the service runs.
+    pub fn fixed_changes(&self, new: &Self) -> Vec<&'static str> {
+        // Taken apart, so that a new key is thought of here.
+        let Self {
+            socket,
+            socket_mode,
+            listen,
+            ladder,
+            models,
+            budget,
+            context,
+            threads,
+            pin,
+            carry,
+            heal,
+            keepsakes,
+            reuse,
+            scheduler,
+            default_tenant,
+            log: _,
+            budget_mib: _,
+            tenants: _,
+            profiles: _,
+        } = self;
+        let same = [
+            ("socket", *socket == new.socket),
+            ("socket_mode", *socket_mode == new.socket_mode),
+            ("listen", *listen == new.listen),
+            ("ladder", *ladder == new.ladder),
+            ("models", *models == new.models),
+            ("budget", *budget == new.budget),
+            ("context", *context == new.context),
+            ("threads", *threads == new.threads),
+            ("pin", *pin == new.pin),
+            ("carry", *carry == new.carry),
+            ("heal", *heal == new.heal),
+            ("keepsakes", *keepsakes == new.keepsakes),
+            ("reuse", *reuse == new.reuse),
+            ("scheduler", *scheduler == new.scheduler),
+            ("default_tenant", *default_tenant == new.default_tenant),
+        ];
+        same.iter().filter(|(_, same)| !same).map(|(key, _)| *key).collect()
+    }
+
     /// The engine's part.
     pub fn engine(&self) -> EngineSettings {
         let carry = match self.carry.always {
@@ -372,7 +442,7 @@ mod tests {
         {
             assert!(debug.contains(key) && uncommented.contains(key), "{key}");
         }
-        assert_eq!(table.len(), 17, "a key of the file was added or dropped: {:?}", table);
+        assert_eq!(table.len(), 19, "a key of the file was added or dropped: {:?}", table);
     }
 
     #[test]
@@ -388,6 +458,8 @@ mod tests {
         check("[carry]\nstall = 1", "stall");
         check("[carry]\nalways = \"sometimes\"", "sometimes");
         check("socket_mode = \"rw\"", "0660");
+        check("listen = \"0.0.0.0:80\"", "no loopback address");
+        check("log = \"loud\"", "loud");
         check("socket_mode = \"7777\"", "0660");
         check("[[profile]]\nname = \"a b\"", "a b");
         check("[[profile]]\nname = \"a\"\nfloor = 0\nceiling = 2", "floor");

@@ -19,6 +19,7 @@ pub mod real;
 pub mod record;
 pub mod replay;
 pub mod report;
+pub mod rung_name;
 pub mod sampler;
 pub mod service;
 pub mod systemd;

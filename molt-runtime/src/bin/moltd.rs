@@ -13,16 +13,17 @@ use anyhow::{Context as _, Result, bail};
 use clap::{CommandFactory as _, Parser};
 use molt_models::Ladder;
 use molt_runtime::budget::{OperatorBudget, Strictest, Watched};
-use molt_runtime::config::ServiceConfig;
+use molt_runtime::config::{Loopback, ServiceConfig};
 use molt_runtime::demo::start;
 use molt_runtime::engine::Engine;
 use molt_runtime::event::Event;
 use molt_runtime::manual::{self, EXIT_CODES};
 use molt_runtime::metrics::{self, Metrics};
-use molt_runtime::service::{EngineClient, Peer, Service, Tenants, Watch, feed, router};
+use molt_runtime::service::{EngineClient, Listener, Log, Service, Tenants, Watch, feed, loopback, router, serve};
 use molt_runtime::workers::Workers;
 use molt_runtime::{memory, paths, systemd};
 use molt_scheduler::units::{Bytes, Tokens};
+use parking_lot::RwLock;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -97,14 +98,6 @@ impl Args {
     }
 }
 
-fn loopback(text: &str) -> Result<SocketAddr, String> {
-    let address: SocketAddr = text.parse().map_err(|error| format!("{error}; for example 127.0.0.1:9753"))?;
-    match address.ip().is_loopback() {
-        true => Ok(address),
-        false => Err(format!("{address} is no loopback address")),
-    }
-}
-
 fn main() -> ExitCode {
     match run(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -143,10 +136,7 @@ fn run(args: &Args) -> Result<()> {
         .default_tenant
         .check(context)
         .map_err(|(field, reason)| anyhow::anyhow!("the default tenant: {field} {reason}"))?;
-    for profile in &config.profiles {
-        let name = &profile.name;
-        profile.check(context).map_err(|(field, reason)| anyhow::anyhow!("the profile {name}: {field} {reason}"))?;
-    }
+    check_tenants(&config, context)?;
     if let Some(Command::Check) = args.command {
         println!("the configuration is good: {} on {}, budget {budget}", ladder.name(), config.socket.display());
         return Ok(());
@@ -167,27 +157,35 @@ fn run(args: &Args) -> Result<()> {
             Some(address) => Some(TcpListener::bind(address).await.with_context(|| format!("cannot bind {address}"))?),
             None => None,
         };
+        let beside = match config.listen.map(Loopback::address) {
+            Some(address) => Some(TcpListener::bind(address).await.with_context(|| format!("cannot bind {address}"))?),
+            None => None,
+        };
         let activated = passed.is_some();
         let listener = match passed {
             Some(socket) => UnixListener::from_std(socket)?,
             None => bind_with_mode(&config)?,
         };
         let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let mut hangup = signal(SignalKind::hangup())?;
         let (feed, feed_routes) = feed::Feed::new();
-        let mut watch = Watch::new(metrics.clone(), feed);
+        let (mut watch, log) = (Watch::new(metrics.clone(), feed), Log::new(config.log));
         watch.see(&Event::Start(start(&ladder, &engine, 0)));
-        let (client, ended) = EngineClient::start(engine, watched, config.workers(), watch)?;
-        let service = Service {
+        let (client, ended) = EngineClient::start(engine, watched, config.workers(), watch, log.clone())?;
+        let service = Arc::new(Service {
             ladder: ladder.clone(),
             engine: client.clone(),
             budget: operator,
             context,
             tenants: tenants.clone(),
-            profiles: config.profiles.clone(),
-        };
+            profiles: RwLock::new(config.profiles.clone()),
+        });
         let reaper = tokio::spawn(end_leases(tenants, client.clone()));
         if let Some(listener) = &scraped {
             eprintln!("moltd: metrics on http://{}/metrics", listener.local_addr()?);
+        }
+        if let Some(listener) = &beside {
+            eprintln!("moltd: listening on http://{}", listener.local_addr()?);
         }
         eprintln!("moltd: serving {} on {}, budget {budget}", ladder.name(), config.socket.display());
         systemd::status(&format!("serving {}, budget {budget}", ladder.name()));
@@ -201,22 +199,21 @@ fn run(args: &Args) -> Result<()> {
         if let Some(listener) = scraped {
             tokio::spawn(metrics::serve(listener, metrics.clone()));
         }
-        let routes = router(Arc::new(service)).merge(metrics::routes(metrics)).merge(feed::routes(feed_routes));
+        let routes = router(service.clone()).merge(metrics::routes(metrics));
         let (stop, stopped) = tokio::sync::watch::channel(false);
-        let mut asked = stopped.clone();
-        let mut served = tokio::spawn(
-            axum::serve(listener, routes.into_make_service_with_connect_info::<Peer>())
-                .with_graceful_shutdown(async move {
-                    // Whether it was asked or the asker is gone: stop.
-                    let _asked = asked.wait_for(|stop| *stop).await;
-                })
-                .into_future(),
-        );
-        let outcome = tokio::select! {
-            _ = terminate.recv() => Ok(()),
-            _ = interrupt.recv() => Ok(()),
-            ended = ended => ended.context("the engine stopped by itself; this is a bug in Molt"),
-            served = &mut served => served?.context("the service failed"),
+        let beside = beside.map(|port| tokio::spawn(serve(Listener::Tcp(port), routes.clone(), stopped.clone())));
+        // What everybody does is told to those who may use the socket.
+        let routes = routes.merge(feed::routes(feed_routes));
+        let mut served = tokio::spawn(serve(Listener::Unix(listener), routes, stopped));
+        let (mut ended, mut current) = (ended, config.clone());
+        let outcome = loop {
+            tokio::select! {
+                _ = terminate.recv() => break Ok(()),
+                _ = interrupt.recv() => break Ok(()),
+                _ = hangup.recv() => reload(args, &mut current, &service, &log),
+                ended = &mut ended => break ended.context("the engine stopped by itself; this is a bug in Molt"),
+                served = &mut served => break served.context("the service failed"),
+            }
         };
         // Streams end with the engine, and whoever waits for a whole answer is told so. A client that stalls does not
         // hold the daemon up for longer than this.
@@ -224,9 +221,17 @@ fn run(args: &Args) -> Result<()> {
         systemd::stopping();
         client.stop();
         stop.send_replace(true);
-        if !served.is_finished() && tokio::time::timeout(GRACE, &mut served).await.is_err() {
+        let mut open =
+            [Some(served), beside].into_iter().flatten().filter(|served| !served.is_finished()).collect::<Vec<_>>();
+        let all = async {
+            for served in &mut open {
+                // One that failed has ended too.
+                let _ended = served.await;
+            }
+        };
+        if tokio::time::timeout(GRACE, all).await.is_err() {
             eprintln!("moltd: some clients did not finish within {} s", GRACE.as_secs());
-            served.abort();
+            open.iter().for_each(tokio::task::JoinHandle::abort);
         }
         // A socket that was passed belongs to who passed it, and goes on collecting clients.
         if !activated {
@@ -235,6 +240,40 @@ fn run(args: &Args) -> Result<()> {
         }
         outcome
     })
+}
+
+/// Reads the configuration again. What is wrong with it changes nothing; what cannot change while the daemon runs is named.
+fn reload(args: &Args, current: &mut ServiceConfig, service: &Service, log: &Log) {
+    let new = match args.config().and_then(|new| check_tenants(&new, service.context).map(|()| new)) {
+        Ok(new) => new,
+        Err(error) => {
+            eprintln!("moltd: not reloaded, everything stays as it was: {error:#}");
+            return;
+        }
+    };
+    log.set(new.log);
+    service.tenants.set_limits(new.tenants);
+    service.profiles.write().clone_from(&new.profiles);
+    // What an operator has set since stays, unless the file says something new.
+    if let Some(mib) = new.budget_mib.filter(|_| new.budget_mib != current.budget_mib) {
+        service.budget.set(Bytes::mib(mib));
+    }
+    match current.fixed_changes(&new).as_slice() {
+        [] => eprintln!("moltd: reloaded"),
+        fixed => eprintln!("moltd: reloaded, but for what needs a restart: {}", fixed.join(", ")),
+    }
+    // What needs a restart is still what the daemon began with.
+    let ServiceConfig { log, budget_mib, tenants, profiles, .. } = new;
+    *current = ServiceConfig { log, budget_mib, tenants, profiles, ..current.clone() };
+}
+
+/// Whether every tenant of the configuration makes sense with that limit of a sequence.
+fn check_tenants(config: &ServiceConfig, context: Tokens) -> Result<()> {
+    for profile in &config.profiles {
+        let name = &profile.name;
+        profile.check(context).map_err(|(field, reason)| anyhow::anyhow!("the profile {name}: {field} {reason}"))?;
+    }
+    Ok(())
 }
 
 /// Binds the socket and gives it its mode.

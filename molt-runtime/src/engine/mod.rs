@@ -3,8 +3,8 @@
 
 mod carry;
 mod heal;
-mod reaction;
 mod prefix;
+mod reaction;
 mod sequence;
 mod step;
 mod stop;

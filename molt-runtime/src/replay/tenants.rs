@@ -8,6 +8,8 @@ use molt_scheduler::units::{RungIdx, Time, Tokens};
 use molt_scheduler::{Class, TenantSpec};
 use serde::Deserialize;
 
+use crate::rung_name;
+
 /// Tenants as they are written down.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -24,8 +26,10 @@ struct TenantClaim {
     class: Class,
     #[serde(default = "one")]
     weight: u64,
-    floor: Option<String>,
-    ceiling: Option<String>,
+    #[serde(default, deserialize_with = "rung_name::optional")]
+    floor: Option<RungIdx>,
+    #[serde(default, deserialize_with = "rung_name::optional")]
+    ceiling: Option<RungIdx>,
     context_limit: u64,
     quota: Option<u64>,
     /// So many tenants alike.
@@ -187,16 +191,8 @@ impl Tenants {
 
 impl TenantClaim {
     fn spec(&self, wrong: &impl Fn(&str, &str) -> TenantsError) -> Result<TenantSpec, TenantsError> {
-        let rung = |text: &Option<String>, key: &str, default: RungIdx| match text {
-            None => Ok(default),
-            Some(text) => text
-                .strip_prefix("tier")
-                .and_then(|index| index.parse().ok())
-                .map(RungIdx::new)
-                .ok_or_else(|| wrong(key, &format!("is {text:?}; write \"tier0\", \"tier1\" and so on"))),
-        };
-        let ceiling = rung(&self.ceiling, "ceiling", RungIdx::TOP)?;
-        let floor = rung(&self.floor, "floor", RungIdx::new(RungIdx::LIMIT - 1))?;
+        let ceiling = self.ceiling.unwrap_or(RungIdx::TOP);
+        let floor = self.floor.unwrap_or(RungIdx::new(RungIdx::LIMIT - 1));
         if floor < ceiling {
             return Err(wrong("floor", &format!("is {floor}, above its ceiling {ceiling}")));
         }

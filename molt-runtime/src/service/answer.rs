@@ -200,10 +200,10 @@ pub(super) fn streamed(
         /// Made and not yet sent.
         ready: VecDeque<String>,
         over: bool,
-        _in_flight: InFlight,
+        in_flight: InFlight,
     }
     let chunks = Chunks::new(frame, include_usage);
-    let sending = Sending { events, chunks, ready: VecDeque::new(), over: false, _in_flight: in_flight };
+    let sending = Sending { events, chunks, ready: VecDeque::new(), over: false, in_flight };
     let sent = stream::unfold(sending, |mut own| async move {
         loop {
             if let Some(data) = own.ready.pop_front() {
@@ -218,6 +218,9 @@ pub(super) fn streamed(
                 own.over = true;
                 continue;
             };
+            if matches!(event, Event::Token { .. }) {
+                own.in_flight.charge(1);
+            }
             let (chunks, over) = own.chunks.hear(&event);
             own.ready.extend(chunks.iter().map(Value::to_string));
             own.over = over;
@@ -274,11 +277,12 @@ impl Whole {
 }
 
 /// Sends an answer once it is complete.
-pub(super) async fn whole(mut events: mpsc::Receiver<Event>, frame: Frame) -> Response {
+pub(super) async fn whole(mut events: mpsc::Receiver<Event>, frame: Frame, in_flight: &InFlight) -> Response {
     let (mut whole, mut pieces) = (Whole::default(), frame.pieces());
     while let Some(event) = events.recv().await {
         match event {
             Event::Token { text, rung, likelihood, .. } => {
+                in_flight.charge(1);
                 whole.take(pieces.push(text));
                 whole.likelihoods.extend(likelihood);
                 if whole.rungs.last() != Some(&rung) {

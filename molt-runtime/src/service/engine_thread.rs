@@ -1,7 +1,6 @@
 //! The engine on a thread of its own: commands in, events out to whoever asked. No async near the compute.
 
 use std::collections::BTreeMap;
-use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
@@ -12,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::budget::Watched;
 use crate::engine::{AnswerRequest, Engine};
 use crate::event::Event;
-use crate::service::Watch;
+use crate::service::{Log, Watch};
 use crate::workers::Workers;
 
 /// Commands that may wait for the engine; whoever sends more waits.
@@ -49,12 +48,13 @@ impl EngineClient {
         budget: Watched,
         workers: Workers,
         watch: Watch,
+        log: Log,
     ) -> std::io::Result<(Self, oneshot::Receiver<()>)> {
         let (commands, taken) = bounded(COMMANDS);
         let (alive, ended) = oneshot::channel();
         let pool = workers.pool().map_err(std::io::Error::other)?;
         let thread = std::thread::Builder::new().name("molt-engine".to_owned()).spawn(move || {
-            let run = Run { engine, budget, watch, readers: BTreeMap::new(), started: Instant::now() };
+            let run = Run { engine, budget, watch, log, readers: BTreeMap::new(), started: Instant::now() };
             pool.install(|| run.until_stopped(&taken));
             // Said only by an orderly end; a panic drops it unsaid. Where nobody listens the program is ending.
             let _unheard = alive.send(());
@@ -105,21 +105,11 @@ impl EngineClient {
     }
 }
 
-/// What concerns everybody goes to the log, one JSON object a line; samples would drown it.
-fn log(event: &Event) {
-    if matches!(event, Event::Sample { .. }) {
-        return;
-    }
-    if let Ok(line) = serde_json::to_string(event) {
-        // A closed log is no reason to stop.
-        let _closed = writeln!(std::io::stderr(), "{line}");
-    }
-}
-
 struct Run {
     engine: Engine,
     budget: Watched,
     watch: Watch,
+    log: Log,
     readers: BTreeMap<SequenceId, mpsc::Sender<Event>>,
     started: Instant,
 }
@@ -154,7 +144,7 @@ impl Run {
                 self.watch.see(&event);
                 stepped |= matches!(event, Event::Token { .. });
                 let Some(sequence) = sequence else {
-                    log(&event);
+                    self.log.tell(&event);
                     continue;
                 };
                 // A reader that has gone, or that reads slower than its answer is written for minutes, ends it.

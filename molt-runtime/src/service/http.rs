@@ -1,30 +1,28 @@
 //! Routes and their answers.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
-use axum::body::Bytes as Body;
-use axum::extract::connect_info::Connected;
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{ConnectInfo, DefaultBodyLimit, State};
+use axum::body::Bytes;
+use axum::extract::{ConnectInfo, DefaultBodyLimit, FromRequest, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post, put};
-use axum::serve::IncomingStream;
 use molt_models::Ladder;
 use molt_models::sampling::SamplingSettings;
 use molt_scheduler::Refusal;
-use molt_scheduler::units::{Bytes, Tokens};
+use molt_scheduler::units::{Bytes as Budget, Tokens};
+use parking_lot::RwLock;
 use serde_json::{Value, json};
-use tokio::net::UnixListener;
 
 use crate::budget::OperatorBudget;
 use crate::engine::AnswerRequest;
 use crate::service::answer::{Frame, streamed, whole};
 use crate::service::engine_thread::EngineClient;
 use crate::service::prepare::{Prepared, prepare};
-use crate::service::tenants::{NotServed, TenantClaim, Tenants, User};
+use crate::service::serve::Peer;
+use crate::service::tenants::{NotServed, TenantClaim, Tenants};
 use crate::service::wire::{ChatRequest, Kind};
 
 /// Most bytes of a request's body.
@@ -46,18 +44,24 @@ pub struct Service {
     /// Who may ask.
     pub tenants: Arc<Tenants>,
     /// Tenants that a registration may name instead of saying everything itself.
-    pub profiles: Vec<TenantClaim>,
+    pub profiles: RwLock<Vec<TenantClaim>>,
 }
 
-/// Who is at the other end of a connection.
-#[derive(Debug, Clone, Copy)]
-pub struct Peer {
-    user: User,
-}
+/// How long the body of a request may take to come.
+const BODY_TIME: Duration = Duration::from_secs(30);
 
-impl Connected<IncomingStream<'_, UnixListener>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Self {
-        Self { user: stream.io().peer_cred().ok().map(|peer| peer.uid()) }
+/// The body of a request, or what is answered where none comes.
+struct Body(Bytes);
+
+impl<S: Send + Sync> FromRequest<S> for Body {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Response> {
+        match tokio::time::timeout(BODY_TIME, Bytes::from_request(request, state)).await {
+            Ok(Ok(body)) => Ok(Self(body)),
+            Ok(Err(rejection)) => Err(problem(rejection.status(), "body", &rejection.body_text())),
+            Err(_) => Err(problem(StatusCode::REQUEST_TIMEOUT, "body", "the body did not come in time")),
+        }
     }
 }
 
@@ -107,11 +111,19 @@ async fn get_budget(State(service): State<Arc<Service>>) -> Json<Value> {
     Json(json!({"budget_bytes": service.budget.get()}))
 }
 
-async fn set_budget(State(service): State<Arc<Service>>, body: Body) -> Response {
+async fn set_budget(
+    State(service): State<Arc<Service>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    Body(body): Body,
+) -> Response {
+    if peer.user.is_none() {
+        // Anybody on this machine reaches the port; who may use the socket, its mode says.
+        return problem(StatusCode::FORBIDDEN, "socket_only", "the budget is set over the socket");
+    }
     let wanted = serde_json::from_slice::<Value>(&body).ok().and_then(|v| v["budget_bytes"].as_u64());
     match wanted {
         Some(bytes) => {
-            service.budget.set(Bytes::new(bytes));
+            service.budget.set(Budget::new(bytes));
             get_budget(State(service)).await.into_response()
         }
         None => problem(StatusCode::BAD_REQUEST, "budget_bytes", "budget_bytes: must be a count of bytes"),
@@ -128,9 +140,14 @@ fn not_served(why: &NotServed) -> Response {
         NotServed::UnknownToken => (StatusCode::UNAUTHORIZED, "unknown_token"),
         NotServed::OtherUser => (StatusCode::UNAUTHORIZED, "token_of_another_user"),
         NotServed::InFlight { .. } => (StatusCode::TOO_MANY_REQUESTS, "requests_in_flight"),
+        NotServed::Rate { .. } => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded"),
         NotServed::Registrations { .. } => (StatusCode::TOO_MANY_REQUESTS, "registrations"),
     };
-    problem(status, code, &why.to_string())
+    let mut response = problem(status, code, &why.to_string());
+    if let NotServed::Rate { retry_after_s, .. } = why {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(*retry_after_s));
+    }
+    response
 }
 
 /// What a registration says: everything, or the name of a profile.
@@ -143,12 +160,11 @@ struct OfProfile {
 async fn register(
     State(service): State<Arc<Service>>,
     ConnectInfo(peer): ConnectInfo<Peer>,
-    body: Result<Body, BytesRejection>,
+    Body(body): Body,
 ) -> Response {
     let bad = |field: &str, message: &str| problem(StatusCode::BAD_REQUEST, field, &format!("{field}: {message}"));
-    let Ok(body) = body else { return bad("body", "cannot be read") };
     let claim = match serde_json::from_slice::<OfProfile>(&body) {
-        Ok(OfProfile { profile }) => match service.profiles.iter().find(|claim| claim.name == profile) {
+        Ok(OfProfile { profile }) => match service.profiles.read().iter().find(|claim| claim.name == profile) {
             Some(claim) => claim.clone(),
             None => return bad("profile", "there is no such profile"),
         },
@@ -204,12 +220,8 @@ async fn answer(
     State(service): State<Arc<Service>>,
     ConnectInfo(peer): ConnectInfo<Peer>,
     headers: HeaderMap,
-    body: Result<Body, BytesRejection>,
+    Body(body): Body,
 ) -> Response {
-    let body = match body {
-        Ok(body) => body,
-        Err(rejection) => return problem(rejection.status(), "body", &rejection.body_text()),
-    };
     let in_flight = match service.tenants.enter(key(&headers), peer.user) {
         Ok(in_flight) => in_flight,
         Err(why) => return not_served(&why),
@@ -243,6 +255,7 @@ async fn answer(
         likelihoods: request.likelihoods,
         ignore_end: false,
     };
+    in_flight.charge(length);
     let events = match service.engine.submit(in_flight.tenant, wanted).await {
         Ok(Ok(events)) => events,
         Ok(Err(refusal)) => return refused(&refusal),
@@ -260,7 +273,7 @@ async fn answer(
     };
     match request.stream {
         true => streamed(events, frame, request.include_usage, in_flight),
-        false => whole(events, frame).await,
+        false => whole(events, frame, &in_flight).await,
     }
 }
 

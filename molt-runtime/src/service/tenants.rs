@@ -9,9 +9,12 @@ use std::time::{Duration, Instant};
 
 use molt_scheduler::units::{RungIdx, Tokens};
 use molt_scheduler::{Class, TenantId, TenantSpec};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use rand::Rng as _;
 use serde::{Deserialize, Serialize};
+
+use crate::rung_name;
+use crate::service::rate::Bucket;
 
 /// What a tenant asks for, and what a profile says.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
@@ -26,10 +29,10 @@ pub struct TenantClaim {
     #[serde(default = "one")]
     pub weight: std::num::NonZeroU16,
     /// The smallest rung that it accepts while anything else is left; 15 is any.
-    #[serde(default = "any")]
+    #[serde(default = "any", deserialize_with = "rung_name::number_or_name")]
     pub floor: RungIdx,
     /// The biggest rung that it may use.
-    #[serde(default = "top")]
+    #[serde(default = "top", deserialize_with = "rung_name::number_or_name")]
     pub ceiling: RungIdx,
     /// Most tokens of one sequence; the service's own limit where not given.
     #[serde(default)]
@@ -90,13 +93,24 @@ pub struct TenantLimits {
     pub registrations_per_user: usize,
     /// Requests of one tenant that may be answered or wait at once.
     pub requests_in_flight: usize,
+    /// Requests of one tenant in a minute, where there is such a limit.
+    pub requests_per_minute: Option<u64>,
+    /// Tokens of one tenant in a minute, read and written, where there is such a limit.
+    pub tokens_per_minute: Option<u64>,
     /// Seconds without a request until a registration ends.
     pub grace_s: u64,
 }
 
 impl Default for TenantLimits {
     fn default() -> Self {
-        Self { registrations: 64, registrations_per_user: 16, requests_in_flight: 32, grace_s: 300 }
+        Self {
+            registrations: 64,
+            registrations_per_user: 16,
+            requests_in_flight: 32,
+            requests_per_minute: None,
+            tokens_per_minute: None,
+            grace_s: 300,
+        }
     }
 }
 
@@ -110,12 +124,48 @@ struct Registered {
     user: User,
     in_flight: usize,
     last_used: Instant,
+    /// Of requests and of tokens; made with the first limit that it is held to.
+    requests: Option<Bucket>,
+    tokens: Option<Bucket>,
+}
+
+impl Registered {
+    fn new(id: TenantId, claim: TenantClaim, user: User) -> Self {
+        let last_used = Instant::now();
+        Self { id, claim, user, in_flight: 0, last_used, requests: None, tokens: None }
+    }
+
+    /// Counts one request more, where every limit allows it.
+    fn enter(&mut self, limits: TenantLimits) -> Result<TenantId, NotServed> {
+        let (name, now) = (&self.claim.name, Instant::now());
+        if self.in_flight >= limits.requests_in_flight {
+            return Err(NotServed::InFlight { name: name.clone(), limit: limits.requests_in_flight });
+        }
+        for (what, limit, bucket) in [
+            ("tokens", limits.tokens_per_minute, &mut self.tokens),
+            ("requests", limits.requests_per_minute, &mut self.requests),
+        ] {
+            let Some(limit) = limit else { continue };
+            let held = bucket.get_or_insert_with(|| Bucket::full(limit, now)).holds(1.0, limit, now);
+            if let Err(wait) = held {
+                // A whole second at least: whoever comes back a moment too early has come in vain.
+                let retry_after_s = wait.as_secs() + 1;
+                return Err(NotServed::Rate { name: name.clone(), what, limit, retry_after_s });
+            }
+        }
+        if let (Some(limit), Some(bucket)) = (limits.requests_per_minute, &mut self.requests) {
+            bucket.take(1.0, limit, now);
+        }
+        self.in_flight += 1;
+        self.last_used = now;
+        Ok(self.id)
+    }
 }
 
 /// All registrations.
 #[derive(Debug)]
 pub struct Tenants {
-    limits: TenantLimits,
+    limits: RwLock<TenantLimits>,
     default: Mutex<Registered>,
     by_token: Mutex<BTreeMap<String, Registered>>,
 }
@@ -137,6 +187,18 @@ pub enum NotServed {
         /// The limit.
         limit: usize,
     },
+    /// Too much in a minute.
+    #[error("{name} may use {limit} {what} in a minute; ask again in {retry_after_s} s")]
+    Rate {
+        /// Who.
+        name: String,
+        /// `requests` or `tokens`.
+        what: &'static str,
+        /// The limit.
+        limit: u64,
+        /// When there will be room again.
+        retry_after_s: u64,
+    },
     /// No more registrations.
     #[error("there are {limit} registrations already{}", if *.of_user { " of this user" } else { "" })]
     Registrations {
@@ -155,6 +217,23 @@ pub struct InFlight {
     token: Option<String>,
     /// Whose it is.
     pub tenant: TenantId,
+}
+
+impl InFlight {
+    /// Tokens were read or written for it.
+    pub fn charge(&self, tokens: u64) {
+        let Some(limit) = self.tenants.limits.read().tokens_per_minute else { return };
+        let now = Instant::now();
+        let take = |registered: &mut Registered| {
+            registered.tokens.get_or_insert_with(|| Bucket::full(limit, now)).take(tokens as f64, limit, now);
+        };
+        match &self.token {
+            None => take(&mut self.tenants.default.lock()),
+            Some(token) => {
+                self.tenants.by_token.lock().get_mut(token).map(take);
+            }
+        }
+    }
 }
 
 impl Drop for InFlight {
@@ -178,15 +257,20 @@ const TOKEN: &str = "molt-";
 impl Tenants {
     /// Nobody but the default tenant.
     pub fn new(default: TenantId, claim: TenantClaim, limits: TenantLimits) -> Self {
-        let default = Registered { id: default, claim, user: None, in_flight: 0, last_used: Instant::now() };
-        Self { limits, default: Mutex::new(default), by_token: Mutex::default() }
+        let default = Mutex::new(Registered::new(default, claim, None));
+        Self { limits: RwLock::new(limits), default, by_token: Mutex::default() }
+    }
+
+    /// From now on these limits hold. Who is over one of them already stays, and gets no further.
+    pub fn set_limits(&self, limits: TenantLimits) {
+        *self.limits.write() = limits;
     }
 
     /// Keeps a registration, if one more is allowed, and returns its token. Counted and kept under one lock, so that no
     /// number of registrations at the same time passes the limits.
     pub fn register(&self, id: TenantId, claim: TenantClaim, user: User) -> Result<String, NotServed> {
         let mut all = self.by_token.lock();
-        let TenantLimits { registrations, registrations_per_user, .. } = self.limits;
+        let TenantLimits { registrations, registrations_per_user, .. } = *self.limits.read();
         if all.len() >= registrations {
             return Err(NotServed::Registrations { limit: registrations, of_user: false });
         }
@@ -195,8 +279,7 @@ impl Tenants {
             return Err(NotServed::Registrations { limit: registrations_per_user, of_user: true });
         }
         let token = format!("{TOKEN}{:032x}", rand::rng().random::<u128>());
-        let registered = Registered { id, claim, user, in_flight: 0, last_used: Instant::now() };
-        all.insert(token.clone(), registered);
+        all.insert(token.clone(), Registered::new(id, claim, user));
         Ok(token)
     }
 
@@ -210,23 +293,15 @@ impl Tenants {
 
     /// Whose request that is. The count of requests in flight goes down when what is returned is dropped.
     pub fn enter(self: &std::sync::Arc<Self>, key: Option<&str>, user: User) -> Result<InFlight, NotServed> {
-        let limit = self.limits.requests_in_flight;
-        let count = |registered: &mut Registered| {
-            if registered.in_flight >= limit {
-                return Err(NotServed::InFlight { name: registered.claim.name.clone(), limit });
-            }
-            registered.in_flight += 1;
-            registered.last_used = Instant::now();
-            Ok(registered.id)
-        };
+        let limits = *self.limits.read();
         let token = key.filter(|key| key.starts_with(TOKEN));
         let tenant = match token {
-            None => count(&mut self.default.lock())?,
+            None => self.default.lock().enter(limits)?,
             Some(token) => {
                 let mut all = self.by_token.lock();
                 let registered = all.get_mut(token).ok_or(NotServed::UnknownToken)?;
                 check_user(registered, user)?;
-                count(registered)?
+                registered.enter(limits)?
             }
         };
         Ok(InFlight { tenants: self.clone(), token: token.map(str::to_owned), tenant })
@@ -234,7 +309,7 @@ impl Tenants {
 
     /// Takes out every registration whose grace time is over.
     pub fn expired(&self) -> Vec<TenantId> {
-        let grace = Duration::from_secs(self.limits.grace_s);
+        let grace = Duration::from_secs(self.limits.read().grace_s);
         let over = |_: &String, own: &mut Registered| own.in_flight == 0 && own.last_used.elapsed() >= grace;
         self.by_token.lock().extract_if(.., over).map(|(_, registered)| registered.id).collect()
     }
@@ -248,8 +323,9 @@ impl Tenants {
     }
 }
 
+/// Over TCP nobody says which user asks, and the token alone speaks for it.
 fn check_user(registered: &Registered, user: User) -> Result<(), NotServed> {
-    match registered.user.is_none() || registered.user == user {
+    match user.is_none() || registered.user.is_none() || registered.user == user {
         true => Ok(()),
         false => Err(NotServed::OtherUser),
     }
@@ -275,7 +351,9 @@ mod tests {
         };
         check(r#"{"name": "mail"}"#, None);
         check(r#"{"name": "a", "class": "foreground", "weight": 3, "floor": 2, "ceiling": 1, "quota": 50}"#, None);
+        check(r#"{"name": "a", "floor": "tier2", "ceiling": "tier1"}"#, None);
         check(r#"{"name": ""}"#, Some("name"));
+        assert!(serde_json::from_str::<TenantClaim>(r#"{"name": "a", "floor": "low"}"#).is_err());
         check(r#"{"name": "x y"}"#, Some("name"));
         check(r#"{"name": "a", "floor": 0, "ceiling": 1}"#, Some("floor"));
         check(r#"{"name": "a", "context_limit": 1001}"#, Some("context_limit"));
@@ -289,7 +367,13 @@ mod tests {
         let mut scheduler = Scheduler::new(LadderCost::new(vec![cost]).unwrap(), Config::default());
         let own = claim(r#"{"name": "mail"}"#);
         let mut id = || scheduler.register(own.check(Tokens::new(10)).unwrap());
-        let limits = TenantLimits { registrations: 3, registrations_per_user: 2, requests_in_flight: 2, grace_s: 0 };
+        let limits = TenantLimits {
+            registrations: 3,
+            registrations_per_user: 2,
+            requests_in_flight: 2,
+            grace_s: 0,
+            ..TenantLimits::default()
+        };
         let tenants = Arc::new(Tenants::new(id(), own.clone(), limits));
         let (mail, alice, bob) = (id(), Some(1), Some(2));
         let token = tenants.register(mail, own.clone(), alice).unwrap();
@@ -299,6 +383,21 @@ mod tests {
         assert_ne!(enter(None, None).unwrap().tenant, mail);
         assert_eq!(enter(Some("molt-0"), alice).unwrap_err(), NotServed::UnknownToken);
         assert_eq!(enter(Some(&token), bob).unwrap_err(), NotServed::OtherUser);
+        assert_eq!(enter(Some(&token), None).unwrap().tenant, mail, "over TCP the token speaks for itself");
+        tenants.set_limits(TenantLimits { requests_per_minute: Some(1), tokens_per_minute: Some(10), ..limits });
+        drop(enter(Some(&token), alice).unwrap());
+        assert!(matches!(
+            enter(Some(&token), alice),
+            Err(NotServed::Rate { what: "requests", retry_after_s: 60.., .. })
+        ));
+        assert_ne!(enter(None, None).unwrap().tenant, mail, "another tenant has limits of its own");
+        tenants.set_limits(TenantLimits { tokens_per_minute: Some(10), ..limits });
+        enter(Some(&token), alice).unwrap().charge(30);
+        assert!(matches!(
+            enter(Some(&token), alice),
+            Err(NotServed::Rate { what: "tokens", retry_after_s: 120.., .. })
+        ));
+        tenants.set_limits(limits);
         let requests: Vec<InFlight> = (0..2).map(|_| enter(Some(&token), alice).unwrap()).collect();
         assert!(matches!(enter(Some(&token), alice), Err(NotServed::InFlight { limit: 2, .. })));
         assert_eq!(tenants.expired(), [], "not while something is in flight");
