@@ -69,6 +69,7 @@ impl<S: Send + Sync> FromRequest<S> for Body {
 pub fn router(service: Arc<Service>) -> Router {
     Router::new()
         .route("/health", get(|| async { Json(json!({"status": "ok"})) }))
+        .route("/v1/openapi.json", get(openapi))
         .route("/v1/models", get(models))
         .route("/v1/chat/completions", post(|a, b, c, d| answer(Kind::Chat, a, b, c, d)))
         .route("/v1/completions", post(|a, b, c, d| answer(Kind::Text, a, b, c, d)))
@@ -92,6 +93,12 @@ pub(super) fn problem(status: StatusCode, code: &str, message: &str) -> Response
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("5"));
     }
     response
+}
+
+/// What the service says of itself; a test holds it to that.
+async fn openapi() -> Response {
+    let document = include_str!("openapi.json").replacen("VERSION", env!("CARGO_PKG_VERSION"), 1);
+    ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], document).into_response()
 }
 
 async fn models(State(service): State<Arc<Service>>) -> Json<Value> {
