@@ -118,10 +118,7 @@ impl Grammars {
                 TopLevelGrammar::from_lark(format!("start: {open} inner {close}\ninner: %json {}", spaced(schema)?))
             }
         };
-        let unusable = |error: String| {
-            // The library adds where in its own code it happened; what helps is the first line.
-            GrammarError::Unusable(error.lines().next().unwrap_or_default().to_owned())
-        };
+        let unusable = |error: String| GrammarError::Unusable(one_line(&error));
         let parser = self.0.create_parser(grammar).map_err(|error| unusable(format!("{error:#}")))?;
         let matcher = Matcher::new(Ok(parser));
         match matcher.get_error() {
@@ -166,7 +163,14 @@ impl Grammar {
 }
 
 fn lost(error: &impl fmt::Display) -> GrammarError {
-    GrammarError::Lost(error.to_string().lines().next().unwrap_or_default().to_owned())
+    GrammarError::Lost(one_line(&error.to_string()))
+}
+
+/// Longest reason, in characters; a library may put a whole grammar into one.
+const REASON: usize = 300;
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(REASON).collect()
 }
 
 #[cfg(test)]
