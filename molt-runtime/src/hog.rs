@@ -1,5 +1,6 @@
 //! A program that wants memory: it takes and touches it on a schedule, as a camera, a browser or a leak does.
 
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use memmap2::MmapMut;
@@ -124,14 +125,22 @@ fn pieces(all: Bytes) -> usize {
     usize::try_from(all.get()).unwrap_or(usize::MAX) / PIECE
 }
 
-/// Bytes that no page shares with another, and that do not shrink when they are compressed.
+/// Bytes that no page shares with another, and that do not shrink when they are compressed: noise (xorshift), and in front
+/// of it the page's number.
 fn fill(piece: &mut [u8], nth: usize) {
-    let mut state = u64::try_from(nth).unwrap_or(0).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    for word in piece.chunks_exact_mut(8) {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        word.copy_from_slice(&state.to_le_bytes());
+    static NOISE: LazyLock<Vec<u8>> = LazyLock::new(|| {
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        let words = std::iter::repeat_with(|| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state.to_le_bytes()
+        });
+        words.take(4096 / 8).flatten().collect()
+    });
+    for (at, page) in piece.chunks_exact_mut(4096).enumerate() {
+        page.copy_from_slice(&NOISE);
+        page[..8].copy_from_slice(&(nth * PIECE + at).to_le_bytes());
     }
 }
 

@@ -85,6 +85,6 @@ impl Run {
             + cost.weights
             + cost.scratch
             + cost.cache_per_token.times(Tokens::new(900))
-            + Bytes::mib(4)
+            + Bytes::new(512 << 10)
     }
 }

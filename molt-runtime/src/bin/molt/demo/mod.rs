@@ -125,11 +125,12 @@ fn print_real(real: &RealSummary, json: bool) -> Result<()> {
         println!("{}", serde_json::to_string(&serde_json::json!({"event": "real", "real": real}))?);
         return Ok(());
     }
-    let RealSummary { limit_bytes, hog_bytes, biggest_bytes, oom_kills, hog, .. } = real;
+    let RealSummary { limit_bytes, hog_bytes, biggest_bytes, answers, oom_kills, hog, .. } = real;
     let kills = oom_kills.map_or("the kernel does not say".to_owned(), |kills| kills.to_string());
     println!("the group's limit                  {limit_bytes}");
     println!("the other program wanted           {hog_bytes}; it {hog}");
     println!("the biggest rung takes             {biggest_bytes}");
+    println!("answers completed                  {answers}");
     println!("killed in the group by the kernel  {kills}");
     Ok(())
 }
