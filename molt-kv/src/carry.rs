@@ -77,9 +77,11 @@ impl CarrySettings {
         Self::FAITHFUL,
     ];
 
-    /// The most faithful of [`CarrySettings::EFFORTS`] that takes at most `flops` operations for so many tokens; the
-    /// fastest where none does. What it leaves undone is left to healing.
+    /// The most faithful of [`CarrySettings::EFFORTS`] that takes at most `flops` operations for so many tokens, and fewer
+    /// than reading them again; the fastest where none does. What it leaves undone is left to healing.
     pub fn within(flops: f64, bridge: &Bridge, destination: &dyn Decoder, tokens: Tokens) -> Self {
+        let reread = destination.flops(destination.cache_shape().layers, usize::from(tokens), 0);
+        let flops = flops.min(reread);
         let fits = |settings: &&Self| foretold_flops(bridge, destination, tokens, **settings) <= flops;
         *Self::EFFORTS.iter().rev().find(fits).unwrap_or(&Self::FAST)
     }

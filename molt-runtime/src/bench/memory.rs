@@ -267,8 +267,11 @@ fn releases(
         if during == During::Prefill { settings.prompt_tokens } else { settings.prompt_tokens.min(512) };
     let mut bench = Bench::new(ladder, rung, prompt_tokens)?;
     let precision: Precision = ladder.rungs()[rung.get()].precision();
-    let cost = bench.engine.cost().get(rung).map_or(Bytes::ZERO, |cost| cost.cache_per_token);
-    let budget = bench.engine.overhead() + cost.times(Tokens::from(prompt_tokens + 100)) + Bytes::mib(8);
+    let cost = bench.engine.cost().get(rung);
+    let cache = cost.map_or(Bytes::ZERO, |cost| cost.cache_per_token.times(Tokens::from(prompt_tokens + 100)));
+    // Less than the weights, of a very small model too.
+    let room = cost.map_or(Bytes::ZERO, |cost| Bytes::new(cost.weights.get() / 2)).min(Bytes::mib(8));
+    let budget = bench.engine.overhead() + cache + room;
     let mut row = ReleaseRow {
         rung,
         precision: precision.to_string(),
