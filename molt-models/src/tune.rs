@@ -14,7 +14,8 @@ use molt_scheduler::units::Tokens;
 use crate::autograd::{AutogradDecoder, BlockKv};
 use crate::error::ModelError;
 use crate::file::ModelFile;
-use crate::model::{CHUNK, Model};
+use crate::model::Model;
+use crate::scratch::CHUNK;
 
 /// How maps are tuned.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 use crate::kernels::format::{Format, RUN};
 use crate::kernels::portable;
 
+mod k_quants;
 pub(super) mod math;
 pub(super) mod tile;
 
