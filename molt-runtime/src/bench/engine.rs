@@ -107,6 +107,9 @@ pub enum EngineBenchError {
     LlamaCpp(#[from] LlamaCppError),
 }
 
+/// How rows name the precision of a model file as it is.
+const AS_STORED: &str = "as stored";
+
 /// One rung after prompts of one length: every run's figures, in the order in which they were measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EngineRow {
@@ -160,9 +163,9 @@ impl EngineRow {
         self.of_bandwidth(&self.decode_tok_s)
     }
 
-    /// The part of it that llama.cpp used.
+    /// The part of it that llama.cpp used, where it reads the same bytes.
     pub fn llama_cpp_bandwidth_ratio(&self) -> Option<Spread> {
-        self.of_bandwidth(&self.llama_cpp_decode_tok_s)
+        if self.precision == AS_STORED { self.of_bandwidth(&self.llama_cpp_decode_tok_s) } else { None }
     }
 
     fn of_bandwidth(&self, tok_s: &[f64]) -> Option<Spread> {
@@ -218,8 +221,10 @@ fn compare(
 ) -> Result<EngineRow, EngineBenchError> {
     let threads = rayon::current_num_threads();
     let widened = rung.precision().linear == Stored::F32;
+    // llama.cpp runs the file as it is, or widened to 2-byte floats: there is nothing to compare other rungs with.
+    let comparable = widened || rung.precision().to_string() == AS_STORED;
     let start = |python: &Path| LlamaCpp::start(python, rung.file().path(), widened, threads, load);
-    let mut other = settings.llama_cpp.as_deref().map(start).transpose()?;
+    let mut other = settings.llama_cpp.as_deref().filter(|_| comparable).map(start).transpose()?;
     let mut row = EngineRow {
         rung: String::new(),
         file: rung.file().path().file_stem().unwrap_or_default().to_string_lossy().into_owned(),

@@ -50,6 +50,9 @@ pub(crate) struct Args {
     /// Lengths of prompts [default: 256,2048, or 64 when quick].
     #[arg(long, value_delimiter = ',')]
     prompts: Vec<usize>,
+    /// Tokens that are carried in the section on the cost of a switch [default: 128 to 8192, or 128 when quick].
+    #[arg(long, value_delimiter = ',')]
+    lengths: Vec<usize>,
     /// Tokens decoded after each prompt.
     #[arg(long, default_value_t = 64)]
     decode: usize,
@@ -59,6 +62,9 @@ pub(crate) struct Args {
     /// Only these rungs (tier0, tier1, ...) in the engine's section.
     #[arg(long, value_delimiter = ',')]
     rungs: Vec<String>,
+    /// Prompts of the section on a spike in mid-answer [default: 8, or 1 when quick].
+    #[arg(long)]
+    answers: Option<usize>,
     /// Seams of each row of the sections on fidelity [default: 200, or 8 when quick].
     #[arg(long)]
     seams: Option<usize>,
@@ -130,7 +136,8 @@ pub(crate) fn run(args: &Args, models: &Path) -> Result<()> {
         results.write(&file)?;
     }
     if wanted(Part::Conditions, results.conditions.is_some()) {
-        let size = if args.quick { (1, Tokens::new(64)) } else { (8, Tokens::new(260)) };
+        let (prompts, answer) = if args.quick { (1, Tokens::new(64)) } else { (8, Tokens::new(260)) };
+        let size = (args.answers.unwrap_or(prompts), answer);
         let done = |row: &ConditionRow| {
             eprintln!("prompt {}, {}: {} tokens", row.prompt, row.condition, row.tokens);
         };
@@ -140,7 +147,8 @@ pub(crate) fn run(args: &Args, models: &Path) -> Result<()> {
         results.write(&file)?;
     }
     if wanted(Part::SwitchCost, results.switch_cost.is_some()) {
-        let lengths: &[usize] = if args.quick { &[128] } else { &[128, 256, 512, 1_024, 2_048, 4_096, 8_192] };
+        let usual: &[usize] = if args.quick { &[128] } else { &[128, 256, 512, 1_024, 2_048, 4_096, 8_192] };
+        let lengths = if args.lengths.is_empty() { usual } else { &args.lengths };
         let section = switch_cost::measure(&ladder, lengths, args.runs, |row| {
             eprintln!(
                 "{}, {} tokens, {}: {:.1} times cheaper",
