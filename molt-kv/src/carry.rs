@@ -64,16 +64,15 @@ impl CarrySettings {
     pub const FAST: Self = Self::native(4, 16, 8);
     /// What is done where nothing else is asked for.
     pub const DEFAULT: Self = Self::native(64, 64, 8);
-    /// Much read natively.
-    pub const FAITHFUL: Self = Self::native(256, 256, 3).choosing(25);
+    /// Much read natively: of the mapped tokens nearly a third.
+    pub const FAITHFUL: Self = Self::DEFAULT.choosing(30);
     /// From fast to faithful: each reads more natively than the one before, takes longer and diverges less.
-    pub const EFFORTS: [Self; 7] = [
+    pub const EFFORTS: [Self; 6] = [
         Self::FAST,
         Self::native(16, 32, 8),
         Self::DEFAULT,
-        Self::native(64, 64, 8).choosing(8),
-        Self::native(64, 64, 8).choosing(15),
-        Self::native(128, 128, 4).choosing(25),
+        Self::DEFAULT.choosing(8),
+        Self::DEFAULT.choosing(15),
         Self::FAITHFUL,
     ];
 

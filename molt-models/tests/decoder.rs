@@ -133,6 +133,29 @@ fn layers_run_one_by_one() {
 }
 
 #[test]
+fn threads_make_no_difference() {
+    let (ladder, ledger) = (pocket(), Ledger::new());
+    let tokens = ladder.tokenizer().encode(PROSE).unwrap();
+    let check = |rung: RungIdx| {
+        let model = load(&ladder, rung, &ledger);
+        let with = |threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| {
+                let (_, hidden) = read(&model, &tokens, &ledger);
+                model.with_logits(&hidden, |logits| logits.to_vec())
+            })
+        };
+        let alone = with(1);
+        for threads in [2, 3, 7] {
+            assert_eq!(with(threads), alone, "{rung} on {threads} threads");
+        }
+    };
+    check(TIER0);
+    check(TIER1);
+    check(TIER2);
+}
+
+#[test]
 fn slots_that_lie_apart_are_filled_anew_and_tell_what_they_look_at() {
     let (ladder, ledger) = (pocket(), Ledger::new());
     let tokens = ladder.tokenizer().encode(PROSE).unwrap();
