@@ -105,7 +105,7 @@ impl KeptRung {
             Some((name.as_str(), Building { file, entry, stored: *stored, shape, progress: &progress }))
         });
         // Written aside and renamed, so that nobody maps half a rung.
-        let aside = path.with_extension("part");
+        let aside = path.with_extension(format!("{}.part", std::process::id()));
         let written = safetensors::serialize_to_file(views, Some(stamp(source, precision)), &aside)
             .map_err(std::io::Error::other)
             .and_then(|()| std::fs::File::open(&aside)?.sync_all())

@@ -82,6 +82,7 @@ pub struct Tokenizer {
     bpe: Bpe,
     /// The bytes of each token; nothing for control tokens.
     bytes: Vec<Vec<u8>>,
+    longest: usize,
     special: Vec<bool>,
     end: Vec<u32>,
     bos: Option<String>,
@@ -146,13 +147,19 @@ impl Tokenizer {
         end.sort_unstable();
         end.dedup();
         let bos = v.bos.as_ref().and_then(token).cloned();
-        Ok(Self { bpe, bytes, special, end, bos, path: path.to_owned() })
+        let longest = v.tokens.iter().map(String::len).max().unwrap_or(0);
+        Ok(Self { bpe, bytes, longest, special, end, bos, path: path.to_owned() })
     }
 
     /// Text to tokens; control tokens written in the text count as such (templates write them).
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, ModelError> {
         let error = |e: tokenizers::Error| ModelError::Tokenizer { path: self.path.clone(), reason: e.to_string() };
-        Ok(self.bpe.encode(text, false).map_err(error)?.get_ids().to_vec())
+        Ok(self.bpe.encode_fast(text, false).map_err(error)?.get_ids().to_vec())
+    }
+
+    /// Bytes of text that no token is longer than.
+    pub fn longest_token(&self) -> usize {
+        self.longest
     }
 
     /// Tokens to text; bytes that are no UTF-8 become the replacement character, control tokens nothing.

@@ -13,6 +13,8 @@ use parking_lot::Mutex;
 pub struct Alarm {
     flag: StopFlag,
     used: Arc<AtomicU64>,
+    /// The budget that a round is answering now; 0 between rounds.
+    answered: Arc<AtomicU64>,
     rings: Arc<Mutex<Rings>>,
 }
 
@@ -31,6 +33,11 @@ impl Alarm {
         self.used.store(used.get(), Ordering::Relaxed);
     }
 
+    /// A round begins (or has ended, with none) to give back what this budget asks for.
+    pub(crate) fn answer(&self, budget: Option<Bytes>) {
+        self.answered.store(budget.map_or(0, |budget| budget.get().max(1)), Ordering::Relaxed);
+    }
+
     /// What the engine uses, as it last noted.
     pub fn used(&self) -> Bytes {
         Bytes::new(self.used.load(Ordering::Relaxed))
@@ -38,7 +45,9 @@ impl Alarm {
 
     /// Interrupts the engine where it uses more than that. A budget that holds what is used waits for the next round.
     pub fn ring_if_over(&self, budget: Bytes) {
-        if budget < self.used() {
+        // The round at hand is giving back what its own budget asks for: only one that falls further is news.
+        let answered = self.answered.load(Ordering::Relaxed);
+        if budget < self.used() && (answered == 0 || budget.get() < answered) {
             self.rings.lock().first.get_or_insert_with(Instant::now);
             self.flag.raise();
         }

@@ -126,6 +126,7 @@ pub fn run(
         stop: Vec::new(),
         grammar: None,
         likelihoods: None,
+        reuse: true,
         ignore_end: true,
         prompt,
     };

@@ -136,6 +136,7 @@ pub fn run(
         stop: Vec::new(),
         grammar: None,
         likelihoods: None,
+        reuse: true,
         ignore_end: true,
         prompt,
     };

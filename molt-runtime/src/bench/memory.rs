@@ -221,6 +221,7 @@ impl Bench {
             stop: Vec::new(),
             grammar: None,
             likelihoods: None,
+            reuse: true,
             ignore_end: true,
         };
         let now = self.now();
@@ -230,7 +231,6 @@ impl Bench {
     fn round(&mut self, budget: Bytes) -> Vec<Event> {
         let mut told = Vec::new();
         let now = self.now();
-        self.engine.alarm().forget();
         self.engine.round(now, budget, &mut told);
         told.into_iter().map(|(_, event)| event).collect()
     }
@@ -305,6 +305,8 @@ fn releases(
                 signal
             });
             for _ in 0..ROUNDS {
+                // In this order, so that no ring in between is lost.
+                bench.engine.alarm().forget();
                 let told = bench.round(operator.get());
                 let back = told.iter().find_map(|event| match event {
                     Event::Reaction { reaction_ms, before_bytes, .. } => Some((*reaction_ms, *before_bytes)),

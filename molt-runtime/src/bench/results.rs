@@ -140,7 +140,10 @@ pub struct Program {
 impl Program {
     /// This one.
     pub fn this() -> Self {
-        let git = Command::new("git").args(["rev-parse", "--short", "HEAD"]).output().ok();
+        // Only in a repository of Molt, and with a word where something has been changed since.
+        let own = Path::new("molt-runtime/src/bench/results.rs").exists();
+        let git = Command::new("git").args(["describe", "--always", "--dirty", "--exclude=*"]).output().ok();
+        let git = git.filter(|_| own);
         let commit =
             git.filter(|out| out.status.success()).map(|out| String::from_utf8_lossy(&out.stdout).trim().into());
         let version = env!("CARGO_PKG_VERSION").to_owned();
@@ -229,7 +232,11 @@ impl Results {
         let fresh = Self::new(name, quick);
         let kind = |of: &Self| {
             let (size, commit) = (if of.quick { "quick" } else { "full" }, of.program.commit.as_deref());
-            format!("a {size} run of {} at {} on {}", of.name, commit.unwrap_or("no commit"), of.machine.cpu)
+            let Machine { cpu, threads, isa, .. } = &of.machine;
+            let Program { version, debug_assertions, .. } = &of.program;
+            let built = if *debug_assertions { "with assertions" } else { "without assertions" };
+            let commit = commit.unwrap_or("no commit");
+            format!("a {size} run of {} at {commit} ({version}, {built}) on {cpu} ({threads} threads, {isa})", of.name)
         };
         if kind(&found) != kind(&fresh) {
             let (path, found, expected) = (path.to_owned(), kind(&found), kind(&fresh));

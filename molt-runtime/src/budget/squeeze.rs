@@ -50,6 +50,8 @@ const BETWEEN: Span = Span::from_millis(2_000);
 const CALM: Span = Span::from_millis(10_000);
 /// A step takes one part in so many of what is used, a severe one twice that.
 const STEP: u64 = 8;
+/// The limit does not fall below this part of what was used when it began to.
+const LEAST: u64 = 16;
 /// In quiet the limit grows by one part in so many a second.
 const GROWTH: u64 = 64;
 
@@ -102,7 +104,8 @@ impl Squeeze {
         };
         // From what is used: a limit far above it would have to fall for minutes before anything came back.
         let base = self.limit().map_or(used, |limit| limit.min(used));
-        let bytes = base - Bytes::new(base.get() / step);
+        // Never to nothing: what is left must be able to grow again, and below the process's own size nothing is gained.
+        let bytes = (base - Bytes::new(base.get() / step)).max(Bytes::new(from.get() / LEAST));
         self.limit = Some(Limit { bytes, from, stepped: now, quiet: None, grown: None });
         Some(Move::Shrunk(bytes))
     }

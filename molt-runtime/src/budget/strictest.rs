@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use molt_scheduler::units::{Bytes, Time};
-use nix::poll::{PollFd, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 
 use crate::alarm::Alarm;
@@ -117,13 +117,15 @@ fn watch(watched: &Weak<Shared>) {
         let ready = ready(&wakes);
         let Some(shared) = watched.upgrade().filter(|_| !ready.is_empty()) else { continue };
         let mut sources = shared.sources.lock();
-        let ended: Vec<usize> = ready.into_iter().filter(|index| !sources.woken(*index)).collect();
+        let ended = |(index, broken): (usize, bool)| (broken || !sources.woken(index)).then_some(index);
+        let ended: Vec<usize> = ready.into_iter().filter_map(ended).collect();
         wakes.retain(|(index, _)| !ended.contains(index));
     }
 }
 
-/// Waits until the next look is due or a source has news; the numbers of those that have.
-fn ready(wakes: &[(usize, Wake)]) -> Vec<usize> {
+/// Waits until the next look is due or a source has news; the numbers of those that have, and whether it is that they are
+/// broken: a file of the kernel's without a trigger, or of a group that is gone, would be ready for ever.
+fn ready(wakes: &[(usize, Wake)]) -> Vec<(usize, bool)> {
     let mut polled: Vec<PollFd<'_>> =
         wakes.iter().map(|(_, wake)| PollFd::new(wake.file.as_fd(), wake.flags)).collect();
     let timeout = PollTimeout::try_from(WATCH).unwrap_or(PollTimeout::ZERO);
@@ -132,7 +134,8 @@ fn ready(wakes: &[(usize, Wake)]) -> Vec<usize> {
         return Vec::new();
     }
     let any = |fd: &PollFd<'_>| fd.any().unwrap_or(true);
-    wakes.iter().zip(&polled).filter(|(_, fd)| any(fd)).map(|((index, _), _)| *index).collect()
+    let broken = |fd: &PollFd<'_>| fd.revents().is_some_and(|r| r.intersects(PollFlags::POLLERR | PollFlags::POLLNVAL));
+    wakes.iter().zip(&polled).filter(|(_, fd)| any(fd)).map(|((index, _), fd)| (*index, broken(fd))).collect()
 }
 
 #[cfg(test)]

@@ -209,6 +209,7 @@ impl Cast {
                     stop: Vec::new(),
                     grammar: None,
                     likelihoods: None,
+                    reuse: true,
                     // An answer is as long as its profile says, so that runs can be compared.
                     ignore_end: true,
                 };

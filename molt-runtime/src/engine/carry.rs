@@ -43,8 +43,13 @@ impl Engine {
                         pressure_ratio: pressure,
                     };
                     sequence.cache = Some(cache);
-                    sequence.healing = super::heal::Healing::default();
-                    if usize::from(report.tokens()) >= PACE_TOKENS && report.flops > 0.0 {
+                    if report.route != Route::Identity {
+                        sequence.healing = super::heal::Healing::default();
+                    }
+                    sequence.mixed = matches!(report.route, Route::Identity | Route::Keepsake);
+                    // Restoring is no arithmetic, and says nothing of how fast that is.
+                    let computed = matches!(report.route, Route::Bridge | Route::Reread);
+                    if computed && usize::from(report.tokens()) >= PACE_TOKENS && report.flops > 0.0 {
                         self.flops_per_ms = Some(report.flops / carry_ms.max(f64::MIN_POSITIVE));
                     }
                     self.tell(Some(id), Event::Switch(switch));

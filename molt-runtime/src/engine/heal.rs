@@ -38,7 +38,7 @@ impl Engine {
     /// Heals a little of the first sequence that stepped and is not exact: the foreground's before batch's, for so they
     /// stand among the steps.
     pub(super) fn heal(&mut self, steps: &[Step]) {
-        self.unhealed_rounds += 1;
+        self.unhealed_rounds = self.unhealed_rounds.saturating_add(1);
         let HealSettings { tokens, every } = self.settings.heal;
         if every == 0 || self.unhealed_rounds < every {
             return;

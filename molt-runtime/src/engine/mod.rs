@@ -239,11 +239,12 @@ impl Engine {
     pub fn deregister(&mut self, tenant: TenantId) {
         self.scheduler.deregister(tenant);
         self.tenants.remove(&tenant);
-        self.prefixes.forget(tenant);
         let scheduler = &self.scheduler;
         let gone: Vec<SequenceId> =
             self.sequences.keys().copied().filter(|id| scheduler.state_of(*id).is_none()).collect();
         gone.into_iter().for_each(|id| self.cancel(id));
+        // Last: what has just ended leaves something, too.
+        self.prefixes.forget(tenant);
     }
 
     /// Takes a request; it starts when a round admits it.
@@ -271,6 +272,7 @@ impl Engine {
     /// Ends a sequence because its client left; its memory is free at once.
     pub fn cancel(&mut self, sequence: SequenceId) {
         self.scheduler.cancel(sequence);
+        self.reaction.ends_wait_of(sequence);
         let Some(left) = self.sequences.remove(&sequence) else { return };
         if left.finished().is_some() {
             // Its reader has all of it and went before the next round.
@@ -317,6 +319,9 @@ impl Engine {
         let observation = Observation { now, budget, usage: usage_needed, progress: &self.progress };
         self.scheduler.round(&observation, &mut plan);
         self.fit_prefixes(budget - plan.peak());
+        // What the plan is about to take counts as used: a budget that does not hold it interrupts a load.
+        self.alarm.answer(Some(budget));
+        self.alarm.note(usage.max(plan.peak() + self.prefixes.bytes()));
         let pressure = usage.get() as f64 / budget.get().max(1) as f64;
         for action in plan.actions() {
             self.tell_lever(*action);
@@ -328,6 +333,11 @@ impl Engine {
         let usage_bytes = self.usage();
         // What the levers have freed interrupts nobody any more.
         self.alarm.note(usage_bytes);
+        self.alarm.answer(None);
+        if usage_bytes > budget {
+            // No lever is left that could answer: how long the budget stays so low is no reaction of ours.
+            self.reaction.give_up();
+        }
         if !plan.actions().is_empty() {
             trim_heap();
         }
@@ -402,8 +412,9 @@ impl Engine {
                     self.trouble(TroubleKind::Shed, format!("nothing was shed: {error}"));
                 }
             }
+            // Where the load failed the scheduler has it wait again, or has parked it again.
+            Action::Admit { rung, .. } if !self.loaded.contains_key(&rung) => {}
             Action::Admit { sequence, rung } => self.admit(sequence, rung),
-            // Where the load failed the scheduler has parked it again.
             Action::Unpark { rung, .. } if !self.loaded.contains_key(&rung) => {}
             Action::Unpark { sequence, rung } => {
                 let (tenant, class) = self.tenant_of(sequence);

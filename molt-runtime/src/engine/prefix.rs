@@ -22,7 +22,7 @@ const WORTH: usize = 16;
 impl Engine {
     /// Keeps what an ended answer leaves.
     pub(super) fn keep_prefix(&mut self, ended: Sequence) {
-        if let Some(cache) = ended.cache {
+        if let Some(cache) = ended.cache.filter(|_| ended.reuse && !ended.mixed) {
             self.prefixes.keep(ended.owner, ended.rung, cache);
         }
     }
@@ -36,8 +36,8 @@ impl Engine {
     /// Begins a sequence that is let in with what its prompt has in common with an earlier conversation, where there is
     /// memory for a copy. Returns the tokens that need not be read again.
     pub(super) fn reuse_prefix(&mut self, id: SequenceId, rung: RungIdx) -> Tokens {
-        let Some(sequence) = self.sequences.get_mut(&id).filter(|found| found.cache.is_none() && found.read == 0)
-        else {
+        let fresh = |found: &&mut Sequence| found.reuse && found.cache.is_none() && found.read == 0;
+        let Some(sequence) = self.sequences.get_mut(&id).filter(fresh) else {
             return Tokens::ZERO;
         };
         // Where the load has failed the sequence waits again, and has nothing.

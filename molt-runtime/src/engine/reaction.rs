@@ -29,6 +29,11 @@ pub(super) struct Reaction {
 }
 
 impl Reaction {
+    /// What is wanted back cannot be had.
+    pub(super) fn give_up(&mut self) {
+        self.wanted = None;
+    }
+
     /// Whether this is the first token of a sequence since a signal.
     pub(super) fn ends_wait_of(&mut self, sequence: SequenceId) -> bool {
         self.waiting.remove(&sequence)
@@ -45,7 +50,7 @@ impl Engine {
         }
         // A budget that falls further while memory is on its way back is the same wish.
         self.reaction.wanted.get_or_insert(Wanted { since: rung.unwrap_or(round), usage });
-        let answering = self.sequences.iter().filter(|(_, sequence)| sequence.answered().get() > 0);
+        let answering = self.sequences.iter().filter(|(_, own)| own.finished().is_none() && own.answered().get() > 0);
         self.reaction.waiting.extend(answering.map(|(id, _)| *id));
     }
 

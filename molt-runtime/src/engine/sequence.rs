@@ -33,6 +33,8 @@ pub struct AnswerRequest {
     pub grammar: Option<Grammar>,
     /// Whether each token is told with its likelihood, and with how many that were likelier or nearly so.
     pub likelihoods: Option<usize>,
+    /// Whether the prompt may be taken from an earlier conversation, and what is left kept for a later one.
+    pub reuse: bool,
     /// Never choose a token that ends the answer (for measuring and for demonstrations).
     pub ignore_end: bool,
 }
@@ -66,6 +68,9 @@ pub(super) struct Sequence {
     /// change of rung leaves it as it is.
     grammar: Option<Grammar>,
     likelihoods: Option<usize>,
+    pub(super) reuse: bool,
+    /// Whether its cache may hold tokens that another precision of the same weights has read.
+    pub(super) mixed: bool,
     /// How many of `tokens` have been read into the cache (some of them may have been shed since).
     pub(super) read: usize,
     /// Empty until the sequence is admitted.
@@ -97,6 +102,8 @@ impl Sequence {
             ignore_end: request.ignore_end,
             grammar: request.grammar,
             likelihoods: request.likelihoods,
+            reuse: request.reuse,
+            mixed: false,
             read: 0,
             cache: None,
             rung: RungIdx::TOP,

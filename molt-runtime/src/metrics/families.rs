@@ -73,7 +73,8 @@ pub const FAMILIES: &[Family] = &[
     seconds("molt_enforce_seconds", "From reading the budget until every lever of the round was executed."),
     seconds(
         "molt_reaction_seconds",
-        "From the signal that memory is wanted until the resident set is below the budget.",
+        "From the signal that memory is wanted until the resident set is below the budget, give or take 2 % and pages of \
+         the program's own file.",
     ),
     seconds("molt_reaction_stall_seconds", "Between the tokens before and after such a signal, by class."),
     seconds("molt_switch_seconds", "From the signal to a usable cache on the other rung, by route."),

@@ -275,6 +275,8 @@ fn engine(page: &mut Page, section: &Section<EngineRow>) -> Result<(), ReportErr
             format!("{:.2}", row.resident_bytes as f64 / row.weights_bytes.max(1) as f64),
         ]
     });
+    let together = section.rows.first().map_or(0, |row| row.together);
+    let together = format!("{together} together tok/s");
     page.table(
         &[
             "rung",
@@ -284,7 +286,7 @@ fn engine(page: &mut Page, section: &Section<EngineRow>) -> Result<(), ReportErr
             "decode tok/s",
             "/ llama.cpp",
             "of the bandwidth",
-            "eight together tok/s",
+            &together,
             "resident / weights",
         ],
         rows,
@@ -302,8 +304,8 @@ fn engine(page: &mut Page, section: &Section<EngineRow>) -> Result<(), ReportErr
 
 fn memory(page: &mut Page, section: &Section<MemoryRun>) -> Result<(), ReportError> {
     page.text(
-        "The budget falls below what is used while a rung is busy. Time runs from that signal until the resident set is \
-         below the budget; a sampler looks every 5 ms.",
+        "The budget falls below what is used while a rung is busy. Time runs from that signal until the resident set, without \
+         pages of the program's own file, is within 2 % of the budget; a sampler looks every 5 ms.",
     );
     for run in &section.rows {
         let ms = |samples: &[f64]| Spread::of(samples).map_or("-".to_owned(), |spread| format!("{spread:.1}"));

@@ -134,7 +134,7 @@ const EDGES: [&str; 5] = [
     "A real kill: runtimes that hold on are counted as killed by arithmetic.",
     "Ablations of the maps themselves: native first layers and source layers need a fit of their own.",
     "Other runtimes' ways to meet pressure, on the same trace.",
-    "Other machines: one processor, shared with others while it was measured.",
+    "Other machines than the one named above.",
 ];
 
 pub(super) fn mib(bytes: u64) -> String {

@@ -110,7 +110,8 @@ impl Form {
         if format.is_some() {
             return Err(bad("response_format", "cannot be held together with tools; set tool_choice to none"));
         }
-        let grammar = (!called.is_empty()).then(|| ("tools", call_of(&called)));
+        let call = if called.is_empty() { None } else { Some(call_of(&called)?) };
+        let grammar = call.map(|call| ("tools", call));
         Ok(Self { tools: told, one_call: grammar.is_some() || !parallel, grammar })
     }
 
@@ -144,30 +145,34 @@ fn functions(tools: &[Value]) -> Result<Vec<Function>, BadRequest> {
 }
 
 /// A call of one of these functions, and nothing else.
-fn call_of(functions: &[&Function]) -> GrammarSpec {
+fn call_of(functions: &[&Function]) -> Result<GrammarSpec, BadRequest> {
     let mut shared = Map::new();
-    let calls: Vec<Value> = functions
-        .iter()
-        .map(|function| {
-            let mut parameters = function.parameters.clone();
-            // A reference counts from the root of the whole schema, so definitions go there.
-            for key in ["$defs", "definitions"] {
-                if let Some(Value::Object(own)) = parameters.as_object_mut().and_then(|fields| fields.remove(key)) {
-                    let all = shared.entry(key).or_insert_with(|| json!({}));
-                    all.as_object_mut().into_iter().for_each(|all| all.extend(own.clone()));
+    let mut calls = Vec::new();
+    for function in functions {
+        let mut parameters = function.parameters.clone();
+        // A reference counts from the root of the whole schema, so definitions go there.
+        for key in ["$defs", "definitions"] {
+            let Some(Value::Object(own)) = parameters.as_object_mut().and_then(|fields| fields.remove(key)) else {
+                continue;
+            };
+            let Some(all) = shared.entry(key).or_insert_with(|| json!({})).as_object_mut() else { continue };
+            for (name, schema) in own {
+                if all.get(&name).is_some_and(|other| *other != schema) {
+                    return Err(bad("tools", format!("two of them define {name} differently")));
                 }
+                all.insert(name, schema);
             }
-            json!({"type": "object", "additionalProperties": false, "required": ["name", "arguments"],
-                "properties": {"name": {"const": function.name}, "arguments": parameters}})
-        })
-        .collect();
+        }
+        calls.push(json!({"type": "object", "additionalProperties": false, "required": ["name", "arguments"],
+            "properties": {"name": {"const": function.name}, "arguments": parameters}}));
+    }
     let mut schema = match calls.as_slice() {
         [one] => one.clone(),
         _ => json!({"anyOf": calls}),
     };
     schema.as_object_mut().into_iter().for_each(|schema| schema.extend(shared.clone()));
     let (open, close) = (format!("{}\n", TOOL_CALL.0), format!("\n{}", TOOL_CALL.1));
-    GrammarSpec::Between { open, schema, close }
+    Ok(GrammarSpec::Between { open, schema, close })
 }
 
 #[cfg(test)]

@@ -47,6 +47,12 @@ pub struct Service {
     pub profiles: RwLock<Vec<TenantClaim>>,
 }
 
+/// Prompts that are cut into tokens at a time: it takes many times their size, which is in no books.
+static PREPARING: tokio::sync::Semaphore = tokio::sync::Semaphore::const_new(2);
+
+/// Most bytes of a body that is no prompt.
+const SMALL_BODY: usize = 64 << 10;
+
 /// How long the body of a request may take to come.
 const BODY_TIME: Duration = Duration::from_secs(30);
 
@@ -73,9 +79,9 @@ pub fn router(service: Arc<Service>) -> Router {
         .route("/v1/models", get(models))
         .route("/v1/chat/completions", post(|a, b, c, d| answer(Kind::Chat, a, b, c, d)))
         .route("/v1/completions", post(|a, b, c, d| answer(Kind::Text, a, b, c, d)))
-        .route("/v1/tenants", post(register).get(list_tenants))
+        .route("/v1/tenants", post(register).get(list_tenants).layer(DefaultBodyLimit::max(SMALL_BODY)))
         .route("/v1/tenants/me", axum::routing::delete(leave))
-        .route("/v1/budget", put(set_budget).get(get_budget))
+        .route("/v1/budget", put(set_budget).get(get_budget).layer(DefaultBodyLimit::max(SMALL_BODY)))
         .method_not_allowed_fallback(|| async {
             problem(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "the route does not take this method")
         })
@@ -227,21 +233,32 @@ async fn answer(
     State(service): State<Arc<Service>>,
     ConnectInfo(peer): ConnectInfo<Peer>,
     headers: HeaderMap,
-    Body(body): Body,
+    request: Request,
 ) -> Response {
     let in_flight = match service.tenants.enter(key(&headers), peer.user) {
         Ok(in_flight) => in_flight,
         Err(why) => return not_served(&why),
+    };
+    // Only now: what nobody may ask is not kept in memory.
+    let Body(body) = match Body::from_request(request, &()).await {
+        Ok(body) => body,
+        Err(refused) => return refused,
     };
     let request = match ChatRequest::parse(kind, &body) {
         Ok(request) => request,
         Err(bad) => return problem(StatusCode::BAD_REQUEST, &bad.field, &bad.to_string()),
     };
     // A long text or a large schema takes a while; the streams of others must not wait for it.
-    let ladder = service.ladder.clone();
-    let (request, prepared) = match tokio::task::spawn_blocking(move || (prepare(&ladder, &request), request)).await {
-        Ok((Ok(prepared), request)) => (request, prepared),
-        Ok((Err(bad), _)) => return problem(StatusCode::BAD_REQUEST, &bad.field, &bad.to_string()),
+    let (ladder, context) = (service.ladder.clone(), service.context);
+    let Ok(place) = PREPARING.acquire().await else { unreachable!("it is never closed") };
+    let work = move || {
+        let _place = place;
+        (prepare(&ladder, &request, context), request, in_flight)
+    };
+    // The work cannot be broken off where the client leaves, and counts against its tenant until it has ended.
+    let (request, prepared, in_flight) = match tokio::task::spawn_blocking(work).await {
+        Ok((Ok(prepared), request, in_flight)) => (request, prepared, in_flight),
+        Ok((Err(bad), ..)) => return problem(StatusCode::BAD_REQUEST, &bad.field, &bad.to_string()),
         Err(error) => return problem(StatusCode::INTERNAL_SERVER_ERROR, "body", &error.to_string()),
     };
     let Prepared { prompt, pinned, grammar } = prepared;
@@ -250,7 +267,8 @@ async fn answer(
         let message = format!("the prompt is {length} tokens, the context holds {context}");
         return problem(StatusCode::BAD_REQUEST, "context_length_exceeded", &message);
     }
-    let answer = request.max_tokens.unwrap_or(ANSWER.min(context - length));
+    let room = (service.context.min(in_flight.longest) - Tokens::new(length)).get().max(1);
+    let answer = request.max_tokens.unwrap_or(ANSWER.min(room));
     let wanted = AnswerRequest {
         user: peer.user,
         prompt,
@@ -260,14 +278,16 @@ async fn answer(
         stop: request.stop,
         grammar,
         likelihoods: request.likelihoods,
+        // Users whom nobody tells apart must not learn what another has asked.
+        reuse: peer.user.is_some() || in_flight.has_token(),
         ignore_end: false,
     };
-    in_flight.charge(length);
     let events = match service.engine.submit(in_flight.tenant, wanted).await {
         Ok(Ok(events)) => events,
         Ok(Err(refusal)) => return refused(&refusal),
         Err(gone) => return problem(StatusCode::SERVICE_UNAVAILABLE, "stopping", &gone.to_string()),
     };
+    in_flight.charge(length);
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let frame = Frame {
         kind,

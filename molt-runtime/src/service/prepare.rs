@@ -18,7 +18,7 @@ pub(super) struct Prepared {
 }
 
 /// Prepares a request. It may take a while.
-pub(super) fn prepare(ladder: &Ladder, request: &ChatRequest) -> Result<Prepared, BadRequest> {
+pub(super) fn prepare(ladder: &Ladder, request: &ChatRequest, context: Tokens) -> Result<Prepared, BadRequest> {
     let bad = |field: &str, reason: String| BadRequest { field: field.to_owned(), reason };
     let form = &request.form;
     if form.has_tools() && !ladder.template().is_some_and(molt_models::ChatTemplate::knows_tools) {
@@ -33,28 +33,38 @@ pub(super) fn prepare(ladder: &Ladder, request: &ChatRequest) -> Result<Prepared
         Prompt::Messages(_) => "messages",
         Prompt::Text(_) => "prompt",
     };
-    let (prompt, pinned) =
-        prompt(ladder, &request.prompt, &form.tools).map_err(|error| bad(field, error.to_string()))?;
-    Ok(Prepared { prompt, pinned, grammar })
+    let unusable = |error: ModelError| bad(field, error.to_string());
+    let text = match &request.prompt {
+        Prompt::Text(text) => text.clone(),
+        Prompt::Messages(messages) => rendered(ladder, messages, &form.tools).map_err(unusable)?,
+    };
+    // Cutting text into tokens takes many times its size; what cannot fit however it is cut is not tried.
+    if text.len() > ladder.tokenizer().longest_token().saturating_mul(usize::from(context)) {
+        let reason = format!("{} bytes are more than {context} can be", text.len());
+        return Err(bad("context_length_exceeded", reason));
+    }
+    let prompt = ladder.tokenizer().encode(&text).map_err(unusable)?;
+    let pinned = match &request.prompt {
+        Prompt::Text(_) => 0,
+        Prompt::Messages(messages) => pinned(ladder, messages, &form.tools, &prompt).map_err(unusable)?,
+    };
+    Ok(Prepared { prompt, pinned: Tokens::from(pinned), grammar })
 }
 
-fn prompt(ladder: &Ladder, prompt: &Prompt, tools: &[Value]) -> Result<(Vec<u32>, Tokens), ModelError> {
-    let messages = match prompt {
-        Prompt::Text(text) => return Ok((ladder.tokenizer().encode(text)?, Tokens::ZERO)),
-        Prompt::Messages(messages) => messages,
-    };
-    let encode = |messages: &[Message]| {
-        let text = match ladder.template() {
-            Some(template) => template.render(messages, tools)?,
-            None => messages.iter().map(|m| m.content.as_str()).collect::<Vec<_>>().join("\n\n"),
-        };
-        ladder.tokenizer().encode(&text)
-    };
-    let tokens = encode(messages)?;
+/// The messages as the models' own template writes them.
+fn rendered(ladder: &Ladder, messages: &[Message], tools: &[Value]) -> Result<String, ModelError> {
+    match ladder.template() {
+        Some(template) => template.render(messages, tools),
+        None => Ok(messages.iter().map(|m| m.content.as_str()).collect::<Vec<_>>().join("\n\n")),
+    }
+}
+
+/// How many tokens of a prompt are its system messages.
+fn pinned(ladder: &Ladder, messages: &[Message], tools: &[Value], prompt: &[u32]) -> Result<usize, ModelError> {
     let system: Vec<Message> = messages.iter().take_while(|m| m.role == "system").cloned().collect();
-    let pinned = match system.is_empty() {
-        true => 0,
-        false => encode(&system)?.iter().zip(&tokens).take_while(|(a, b)| a == b).count(),
-    };
-    Ok((tokens, Tokens::from(pinned)))
+    if system.is_empty() {
+        return Ok(0);
+    }
+    let alone = ladder.tokenizer().encode(&rendered(ladder, &system, tools)?)?;
+    Ok(alone.iter().zip(prompt).take_while(|(a, b)| a == b).count())
 }

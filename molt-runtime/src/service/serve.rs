@@ -1,7 +1,11 @@
 //! Connections: who is at the other end, how many there may be, and how long one may take to ask.
 
+use std::future::Future as _;
+use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -13,9 +17,10 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::Sleep;
 
 use crate::metrics::is_local;
 use crate::service::http::problem;
@@ -25,6 +30,8 @@ use crate::service::tenants::User;
 const CONNECTIONS: usize = 1_024;
 /// How long the head of a request may take, and how long a connection may be idle.
 const HEAD: Duration = Duration::from_secs(20);
+/// How long a client may take nothing of what is sent to it.
+const STUCK: Duration = Duration::from_secs(60);
 /// After an accept that failed, which is for want of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -92,6 +99,50 @@ trait Both: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Both for T {}
 
+/// A connection whose client may not stop reading for ever: it would keep its place, and its tenant's.
+struct Patient {
+    stream: Stream,
+    stuck: Option<Pin<Box<Sleep>>>,
+}
+
+impl Patient {
+    /// What came of a write, or that the client has been stuck for too long.
+    fn judge<T>(&mut self, context: &mut Context<'_>, done: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if done.is_ready() {
+            self.stuck = None;
+            return done;
+        }
+        let stuck = self.stuck.get_or_insert_with(|| Box::pin(tokio::time::sleep(STUCK)));
+        stuck.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl AsyncRead for Patient {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Patient {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let done = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.judge(context, done)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let done = Pin::new(&mut self.stream).poll_flush(context);
+        self.judge(context, done)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
 async fn accept(listener: &Listener) -> std::io::Result<(Stream, Peer)> {
     Ok(match listener {
         Listener::Unix(listener) => {
@@ -119,7 +170,7 @@ fn attend(
     let service = TowerToHyperService::new(routes.clone().layer(axum::Extension(ConnectInfo(peer))));
     let mut protocol = http1::Builder::new();
     protocol.timer(TokioTimer::new()).header_read_timeout(HEAD);
-    let connection = graceful.watch(protocol.serve_connection(TokioIo::new(stream), service));
+    let connection = graceful.watch(protocol.serve_connection(TokioIo::new(Patient { stream, stuck: None }), service));
     tokio::spawn(async move {
         // A client that breaks off, or speaks no HTTP, is nobody's trouble but its own.
         let _broken_off = connection.await;

@@ -62,6 +62,11 @@ fn top() -> RungIdx {
 const NAME: usize = 64;
 
 impl TenantClaim {
+    /// Most tokens of one sequence, by its own context and quota.
+    fn longest(&self) -> Tokens {
+        self.context_limit.unwrap_or(Tokens::MAX).min(self.quota.unwrap_or(Tokens::MAX))
+    }
+
     /// What the scheduler is told, with the service's limit of a sequence.
     ///
     /// # Errors
@@ -217,9 +222,16 @@ pub struct InFlight {
     token: Option<String>,
     /// Whose it is.
     pub tenant: TenantId,
+    /// Most tokens that the tenant may have in one sequence.
+    pub longest: Tokens,
 }
 
 impl InFlight {
+    /// Whether it came with a token, and so belongs to whoever registered.
+    pub fn has_token(&self) -> bool {
+        self.token.is_some()
+    }
+
     /// Tokens were read or written for it.
     pub fn charge(&self, tokens: u64) {
         let Some(limit) = self.tenants.limits.read().tokens_per_minute else { return };
@@ -274,7 +286,8 @@ impl Tenants {
         if all.len() >= registrations {
             return Err(NotServed::Registrations { limit: registrations, of_user: false });
         }
-        let own = all.values().filter(|registered| user.is_some() && registered.user == user).count();
+        // Those whom nobody names share one allowance.
+        let own = all.values().filter(|registered| registered.user == user).count();
         if own >= registrations_per_user {
             return Err(NotServed::Registrations { limit: registrations_per_user, of_user: true });
         }
@@ -295,16 +308,17 @@ impl Tenants {
     pub fn enter(self: &std::sync::Arc<Self>, key: Option<&str>, user: User) -> Result<InFlight, NotServed> {
         let limits = *self.limits.read();
         let token = key.filter(|key| key.starts_with(TOKEN));
-        let tenant = match token {
-            None => self.default.lock().enter(limits)?,
+        let enter = |registered: &mut Registered| Ok((registered.enter(limits)?, registered.claim.longest()));
+        let (tenant, longest) = match token {
+            None => enter(&mut self.default.lock())?,
             Some(token) => {
                 let mut all = self.by_token.lock();
                 let registered = all.get_mut(token).ok_or(NotServed::UnknownToken)?;
                 check_user(registered, user)?;
-                registered.enter(limits)?
+                enter(registered)?
             }
         };
-        Ok(InFlight { tenants: self.clone(), token: token.map(str::to_owned), tenant })
+        Ok(InFlight { tenants: self.clone(), token: token.map(str::to_owned), tenant, longest })
     }
 
     /// Takes out every registration whose grace time is over.

@@ -82,7 +82,8 @@ impl ChatRequest {
         if kind == Kind::Text && form.has_tools() {
             return Err(bad("tools", "are for conversations".to_owned()));
         }
-        if form.one_call {
+        // A grammar ends by itself, and an argument may hold the mark.
+        if form.one_call && form.grammar.is_none() {
             stop.push(TOOL_CALL.1.to_owned());
         }
         let mut request = Self {

@@ -53,6 +53,7 @@ impl Run {
             stop: Vec::new(),
             grammar: None,
             likelihoods: None,
+            reuse: true,
             ignore_end: true,
         };
         self.engine.submit(self.tenant, request, self.now).unwrap()
