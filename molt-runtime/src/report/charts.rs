@@ -82,7 +82,7 @@ impl Bars<'_> {
                 failed("labels", chart.draw_series(labels))?;
             }
             if self.series.len() > 1 {
-                legend(&mut chart)?;
+                legend(&mut chart, SeriesLabelPosition::UpperRight)?;
             }
             Ok(())
         })
@@ -121,6 +121,8 @@ impl Lines<'_> {
                 chart
                     .configure_mesh()
                     .light_line_style(TRANSPARENT)
+                    .x_labels(6)
+                    .y_labels(6)
                     .x_label_formatter(&|x| short(*x))
                     .y_label_formatter(&|y| short(*y))
                     .x_desc(self.x)
@@ -136,7 +138,7 @@ impl Lines<'_> {
                 let dots = points.into_iter().map(|at| Circle::new(at, 3, colour.filled()));
                 failed("dots", chart.draw_series(dots))?;
             }
-            legend(&mut chart)
+            legend(&mut chart, SeriesLabelPosition::UpperLeft)
         })
     }
 }
@@ -167,10 +169,11 @@ fn picture(
 
 fn legend<'a, B: DrawingBackend + 'a, C: CoordTranslate>(
     chart: &mut ChartContext<'a, B, C>,
+    position: SeriesLabelPosition,
 ) -> Result<(), ReportError> {
     let style = chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
+        .position(position)
         .background_style(WHITE.mix(0.85))
         .border_style(BLACK.mix(0.3))
         .label_font(("sans-serif", 13))
