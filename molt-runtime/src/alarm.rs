@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 pub struct Alarm {
     flag: StopFlag,
     used: Arc<AtomicU64>,
-    /// The budget that a round is answering now; 0 between rounds.
+    /// The budget that a round is answering now, plus one; 0 between rounds.
     answered: Arc<AtomicU64>,
     rings: Arc<Mutex<Rings>>,
 }
@@ -35,7 +35,7 @@ impl Alarm {
 
     /// A round begins (or has ended, with none) to give back what this budget asks for.
     pub(crate) fn answer(&self, budget: Option<Bytes>) {
-        self.answered.store(budget.map_or(0, |budget| budget.get().max(1)), Ordering::Relaxed);
+        self.answered.store(budget.map_or(0, |budget| budget.get().saturating_add(1)), Ordering::Relaxed);
     }
 
     /// What the engine uses, as it last noted.
@@ -47,7 +47,7 @@ impl Alarm {
     pub fn ring_if_over(&self, budget: Bytes) {
         // The round at hand is giving back what its own budget asks for: only one that falls further is news.
         let answered = self.answered.load(Ordering::Relaxed);
-        if budget < self.used() && (answered == 0 || budget.get() < answered) {
+        if budget < self.used() && (answered == 0 || budget.get().saturating_add(1) < answered) {
             self.rings.lock().first.get_or_insert_with(Instant::now);
             self.flag.raise();
         }
@@ -93,5 +93,22 @@ mod tests {
         alarm.ring_if_over(Bytes::new(10));
         alarm.forget();
         assert_eq!(alarm.heard(), None, "a budget that holds what is used is no signal");
+    }
+
+    #[test]
+    fn what_a_round_answers_is_no_news_and_less_is() {
+        let check = |answered: Option<u64>, budget: u64, rings: bool| {
+            let alarm = Alarm::default();
+            alarm.note(Bytes::new(100));
+            alarm.answer(answered.map(Bytes::new));
+            alarm.ring_if_over(Bytes::new(budget));
+            assert_eq!(alarm.flag().is_up(), rings, "{budget} while {answered:?} is answered");
+        };
+        check(None, 90, true);
+        check(None, 100, false);
+        check(Some(90), 90, false);
+        check(Some(90), 95, false);
+        check(Some(90), 80, true);
+        check(Some(0), 0, false);
     }
 }

@@ -177,6 +177,22 @@ mod tests {
     }
 
     #[test]
+    fn pressure_that_lasts_leaves_something_that_grows_again() {
+        let check = |used: Bytes| {
+            let mut squeeze = Squeeze::default();
+            let mut least = used;
+            for (second, shortage) in all(Shortage::Severe, 0..900).chain(all(Shortage::Quiet, 900..2_000)) {
+                squeeze.feel(Time::from_millis(second * 1_000), shortage, used);
+                least = squeeze.limit().map_or(least, |limit| limit.min(least));
+            }
+            assert_eq!(least, Bytes::new(used.get() / LEAST), "{used}");
+            assert_eq!(squeeze.limit(), None, "{used}: it is lifted in the end");
+        };
+        check(Bytes::mib(14));
+        check(Bytes::mib(900));
+    }
+
+    #[test]
     fn shares_of_time() {
         let check = |ratio, expected| assert_eq!(Shortage::of_stall(ratio), expected, "{ratio}");
         check(0.0, Shortage::Quiet);

@@ -206,6 +206,14 @@ mod tests {
         check(json!({"response_format": {"type": "json_schema"}}), Err("response_format"));
         check(json!({"tools": [tool("a"), tool("b")]}), Ok((2, false)));
         check(json!({"tools": [tool("a")], "tool_choice": "none"}), Ok((0, false)));
+        let defines = |name: &str, item: &str| {
+            let parameters = json!({"type": "object", "$defs": {"Item": {"type": item}}});
+            json!({"type": "function", "function": {"name": name, "parameters": parameters}})
+        };
+        let both =
+            |item: &str| json!({"tools": [defines("a", "string"), defines("b", item)], "tool_choice": "required"});
+        check(both("string"), Ok((2, true)));
+        check(both("integer"), Err("tools"));
         check(json!({"tools": [tool("a")], "tool_choice": "required", "parallel_tool_calls": false}), Ok((1, true)));
         let named = |name: &str| json!({"type": "function", "function": {"name": name}});
         check(json!({"tools": [tool("a"), tool("b")], "tool_choice": named("b")}), Ok((2, true)));
