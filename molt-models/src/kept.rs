@@ -117,11 +117,6 @@ impl KeptRung {
         })
     }
 
-    /// The file's size.
-    pub fn bytes(&self) -> usize {
-        self.region.bytes().len()
-    }
-
     /// A matrix in place; `None` for one that the rung has as the model file stores it.
     pub(crate) fn matrix(&self, name: &str, entry: &TensorEntry, stored: Stored, ledger: &Ledger) -> Option<Matrix> {
         let part = self.region.part(ledger, Kind::Weights, self.range(name)?)?;

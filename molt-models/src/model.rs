@@ -253,6 +253,28 @@ impl Model {
         Ok(all)
     }
 
+    /// Reads tokens and returns what the first `layers` and what all layers make of every one: hidden states
+    /// `[tokens, width]` each, for whoever fits or tunes maps.
+    pub fn read_halves(
+        &self,
+        layers: usize,
+        tokens: &[u32],
+        cache: &mut KvCache,
+        stop: &StopFlag,
+    ) -> Result<(Vec<f32>, Vec<f32>), ModelError> {
+        let (mut first, mut all) = (Vec::new(), Vec::new());
+        let mut hidden = vec![0.0; CHUNK * self.config.width];
+        for chunk in tokens.chunks(CHUNK) {
+            let (slots, hidden) = (cache.append(chunk)?, &mut hidden[..chunk.len() * self.config.width]);
+            self.embed(chunk, hidden);
+            self.run_layers(0..layers, hidden, cache, slots.clone(), stop)?;
+            first.extend_from_slice(hidden);
+            self.run_layers(layers..self.config.layers, hidden, cache, slots, stop)?;
+            all.extend_from_slice(hidden);
+        }
+        Ok((first, all))
+    }
+
     /// Reads tokens of several sequences through all layers, in passes of at most [`CHUNK`] tokens that they share: the
     /// weights are read once for all of them. Returns the last hidden state of each, `[parts, width]`; of one without
     /// tokens, zeros.

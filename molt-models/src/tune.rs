@@ -15,7 +15,6 @@ use crate::autograd::{AutogradDecoder, BlockKv};
 use crate::error::ModelError;
 use crate::file::ModelFile;
 use crate::model::Model;
-use crate::scratch::CHUNK;
 
 /// How maps are tuned.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -86,16 +85,7 @@ impl Lesson {
         let mut from = KvCache::new(source.cache_shape(), Tokens::from(context), &ledger)?;
         source.read(&window[..context], &mut from, &stop)?;
         let mut to = KvCache::new(destination.cache_shape(), Tokens::from(window.len()), &ledger)?;
-        let (mut after_native, mut last) = (Vec::new(), Vec::new());
-        let mut hidden = vec![0.0; CHUNK * spec.destination_width];
-        for chunk in window.chunks(CHUNK) {
-            let (slots, hidden) = (to.append(chunk)?, &mut hidden[..chunk.len() * spec.destination_width]);
-            destination.embed(chunk, hidden);
-            destination.run_layers(0..spec.native_layers, hidden, &mut to, slots.clone(), &stop)?;
-            after_native.extend_from_slice(hidden);
-            destination.run_layers(spec.mapped_layers(), hidden, &mut to, slots, &stop)?;
-            last.extend_from_slice(hidden);
-        }
+        let (after_native, last) = destination.read_halves(spec.native_layers, window, &mut to, &stop)?;
         let width = spec.destination_width;
         let mapped = exact_first..start;
         let rows = mapped.len();

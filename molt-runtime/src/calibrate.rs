@@ -7,7 +7,7 @@ use molt_kv::cache::KvCache;
 use molt_kv::decoder::{Decoder as _, StopFlag};
 use molt_kv::ledger::Ledger;
 use molt_models::tune::{self, Lesson, LessonShape, TuneReport, TuneSettings};
-use molt_models::{CHUNK, Embedding, Ladder, Model, ModelError, Precision, Rung, Stored};
+use molt_models::{Embedding, Ladder, Model, ModelError, Precision, Rung, Stored};
 use molt_scheduler::units::Tokens;
 
 use crate::texts::Document;
@@ -277,15 +277,7 @@ fn observe(
     let mut from = KvCache::new(source.cache_shape(), limit, ledger)?;
     source.read(window, &mut from, &stop)?;
     let mut to = KvCache::new(destination.cache_shape(), limit, ledger)?;
-    let mut after_native = Vec::new();
-    let mut hidden = vec![0.0; CHUNK * spec.destination_width];
-    for chunk in window.chunks(CHUNK) {
-        let (slots, hidden) = (to.append(chunk)?, &mut hidden[..chunk.len() * spec.destination_width]);
-        destination.embed(chunk, hidden);
-        destination.run_layers(0..spec.native_layers, hidden, &mut to, slots.clone(), &stop)?;
-        after_native.extend_from_slice(hidden);
-        destination.run_layers(spec.mapped_layers(), hidden, &mut to, slots, &stop)?;
-    }
+    let (after_native, _) = destination.read_halves(spec.native_layers, window, &mut to, &stop)?;
     let skipped = SKIPPED.min(window.len() / 2);
     let hidden = &after_native[skipped * spec.destination_width..];
     let slots = skipped..window.len();

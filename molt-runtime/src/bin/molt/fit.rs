@@ -14,8 +14,8 @@ use molt_runtime::texts::{self, Document};
 use molt_scheduler::units::RungIdx;
 
 /// Reads text with both models of every pair that the ladder file names, and writes the bridges. On two cores the pair
-/// 1.5B to 0.5B takes about half an hour with the default of 96 windows, and about as long again to tune; `pocket` takes
-/// seconds.
+/// 1.5B to 0.5B takes about half an hour with the default of 96 windows; `pocket` takes seconds. Tuning reads its lessons with
+/// both models first, and then takes some seconds a step.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// A built-in ladder, or the path of a ladder file.
