@@ -107,6 +107,21 @@ fn without_keepsakes_the_way_up_is_still_whole() {
 }
 
 #[test]
+fn caches_at_f32_go_the_same_ways() {
+    let (half, whole) = (events(&["demo", "--json"]), events(&["demo", "--json", "--cache", "f32"]));
+    let summary = of(&whole, "summary").next().unwrap();
+    assert_eq!((&summary["tokens"], &summary["killed"]), (&Value::from(260), &Value::from(false)));
+    for route in ["identity", "bridge", "keepsake"] {
+        assert!(of(&whole, "switch").any(|switch| switch["route"] == route), "{route}");
+    }
+    let most = |events: &[Value]| {
+        of(events, "sample").map(|sample| number(&sample["by_kind"]["cache_bytes"])).fold(0.0, f64::max)
+    };
+    let (half, whole) = (most(&half), most(&whole));
+    assert!(whole > half * 1.5, "no more memory than at f16: {whole} and {half}");
+}
+
+#[test]
 fn without_bridges_the_conversation_is_read_again() {
     let built_in = concat!(env!("CARGO_MANIFEST_DIR"), "/../molt-models/ladders/pocket.toml");
     let text = std::fs::read_to_string(built_in).unwrap();

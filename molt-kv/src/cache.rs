@@ -1,7 +1,7 @@
 //! The attention state of one sequence on one rung.
 //!
-//! Keys (after RoPE) and values of every layer lie in one region of ours, as f16. Room for the whole context limit is
-//! reserved; only what is cached is touched, resident and charged.
+//! Keys (after RoPE) and values of every layer lie in one region of ours, as f16 or, by option, as f32. Room for the whole
+//! context limit is reserved; only what is cached is touched, resident and charged.
 //!
 //! Provenance is relative to what is kept: a token read natively over all that a shed cache still holds is exact, for a
 //! truncated re-read would give the same.
@@ -9,12 +9,11 @@
 //! Position convention: a token keeps the position it was read at for ever. Shedding leaves gaps, the counter goes on,
 //! and nothing is ever rotated again; the model's trained context therefore bounds the positions, not the tokens kept.
 
-use half::f16;
-use half::slice::HalfFloatSliceExt as _;
 use molt_scheduler::units::{Bytes, Tokens};
 use serde::{Deserialize, Serialize};
 
 use crate::ledger::{Kind, Ledger};
+use crate::numbers::{CachePrecision, Numbers, keep};
 use crate::region::{Region, RegionError, page_size};
 
 /// What shapes a model's cache.
@@ -26,6 +25,8 @@ pub struct CacheShape {
     pub kv_heads: usize,
     /// Components of a head.
     pub head_dim: usize,
+    /// At what precision they are kept.
+    pub precision: CachePrecision,
 }
 
 impl CacheShape {
@@ -34,14 +35,19 @@ impl CacheShape {
         self.kv_heads * self.head_dim
     }
 
+    /// Bytes of one token's keys (or values) in one layer.
+    fn row_bytes(&self) -> usize {
+        self.kv_width() * self.precision.bytes()
+    }
+
     /// Bytes of one token over all layers.
     pub fn bytes_per_token(&self) -> Bytes {
-        Bytes::from(self.layers * 2 * self.kv_width() * size_of::<f16>())
+        Bytes::from(self.layers * 2 * self.row_bytes())
     }
 
     /// Bytes that so many tokens are charged with: whole pages, for every plane ends in the middle of one.
     pub fn charge(&self, tokens: usize) -> Bytes {
-        Bytes::from(2 * self.layers * (tokens * self.kv_width() * size_of::<f16>()).next_multiple_of(page_size()))
+        Bytes::from(2 * self.layers * (tokens * self.row_bytes()).next_multiple_of(page_size()))
     }
 }
 
@@ -122,7 +128,7 @@ impl KvCache {
     /// An empty cache with room for `limit` tokens.
     pub fn new(shape: CacheShape, limit: Tokens, ledger: &Ledger) -> Result<Self, CacheError> {
         let limit = usize::from(limit);
-        let plane = (limit * shape.kv_width() * size_of::<f16>()).next_multiple_of(page_size());
+        let plane = (limit * shape.row_bytes()).next_multiple_of(page_size());
         let region = Region::reserved(ledger, Kind::Cache, plane * shape.layers * 2)?;
         Ok(Self { shape, slots: Vec::new(), limit, next_position: 0, plane, region })
     }
@@ -218,9 +224,9 @@ impl KvCache {
         let mut copy = Self::new(self.shape, limit, ledger)?;
         copy.append_at(slots, Provenance::Exact)?;
         copy.slots.copy_from_slice(slots);
-        let part = len * self.shape.kv_width();
+        let part = len * self.shape.row_bytes();
         for (plane, to) in copy.planes_mut().enumerate() {
-            to.copy_from_slice(&self.plane_values(plane)[..part]);
+            to.copy_from_slice(&self.plane(plane)[..part]);
         }
         Ok(copy)
     }
@@ -240,11 +246,9 @@ impl KvCache {
         if slots.start > slots.end || slots.end > self.len() {
             return Err(CacheError::Range { from: slots.start, to: slots.end, held: self.len() });
         }
-        let (width, len) = (self.shape.kv_width(), self.len());
-        for plane in 0..self.shape.layers * 2 {
-            let at = plane * self.plane / size_of::<f16>();
-            let values = self.region.as_mut_slice::<f16>();
-            values.copy_within(at + slots.end * width..at + len * width, at + slots.start * width);
+        let row = self.shape.row_bytes();
+        for plane in self.planes_mut() {
+            plane.copy_within(slots.end * row.., slots.start * row);
         }
         self.slots.drain(slots);
         self.trim();
@@ -252,7 +256,7 @@ impl KvCache {
     }
 
     fn trim(&mut self) {
-        let used = self.len() * self.shape.kv_width() * size_of::<f16>();
+        let used = self.len() * self.shape.row_bytes();
         for plane in 0..self.shape.layers * 2 {
             self.region.discard(plane * self.plane + used..(plane + 1) * self.plane);
         }
@@ -265,57 +269,54 @@ impl KvCache {
     }
 
     /// Keys of a layer after RoPE, `[len, kv_heads, head_dim]`.
-    pub fn keys(&self, layer: usize) -> &[f16] {
-        self.plane_values(2 * layer)
+    pub fn keys(&self, layer: usize) -> Numbers<'_> {
+        Numbers::of(self.plane(2 * layer), self.shape.precision)
     }
 
     /// Values of a layer, `[len, kv_heads, head_dim]`.
-    pub fn values(&self, layer: usize) -> &[f16] {
-        self.plane_values(2 * layer + 1)
+    pub fn values(&self, layer: usize) -> Numbers<'_> {
+        Numbers::of(self.plane(2 * layer + 1), self.shape.precision)
     }
 
-    fn plane_values(&self, plane: usize) -> &[f16] {
-        let at = plane * self.plane / size_of::<f16>();
-        &self.region.as_slice::<f16>()[at..at + self.len() * self.shape.kv_width()]
+    /// The keys or the values of a layer as they are kept: layer after layer, keys before values.
+    pub(crate) fn plane(&self, plane: usize) -> &[u8] {
+        &self.region.as_slice()[plane * self.plane..][..self.len() * self.shape.row_bytes()]
     }
 
     /// Writes keys (after RoPE) and values of slots `from..`, each `[tokens, kv_heads, head_dim]`.
     pub fn write(&mut self, layer: usize, from: usize, keys: &[f32], values: &[f32]) {
-        let width = self.shape.kv_width();
+        let (width, precision) = (self.shape.kv_width(), self.shape.precision);
         for (plane, source) in [(2 * layer, keys), (2 * layer + 1, values)] {
             assert!(from * width + source.len() <= self.len() * width, "a write outside the slots made room for");
-            let at = plane * self.plane / size_of::<f16>() + from * width;
-            self.region.as_mut_slice::<f16>()[at..at + source.len()].convert_from_f32_slice(source);
+            let at = plane * self.plane + from * self.shape.row_bytes();
+            keep(source, &mut self.region.as_mut_slice()[at..at + source.len() * precision.bytes()], precision);
         }
     }
 
-    /// Room for the keys and for the values of all slots as they are kept, layer after layer, each
-    /// `[len, kv_heads, head_dim]`.
-    pub(crate) fn planes_mut(&mut self) -> impl Iterator<Item = &mut [f16]> {
-        let (plane, used) = (self.plane / size_of::<f16>(), self.len() * self.shape.kv_width());
-        let planes = self.region.as_mut_slice::<f16>().chunks_exact_mut(plane.max(1)).take(2 * self.shape.layers);
+    /// Room for the keys and for the values of all slots as they are kept, in the order of [`KvCache::plane`].
+    pub(crate) fn planes_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        let used = self.len() * self.shape.row_bytes();
+        let planes = self.region.as_mut_slice().chunks_exact_mut(self.plane.max(1)).take(2 * self.shape.layers);
         planes.map(move |plane| &mut plane[..used])
     }
 
     /// Keys and values of some slots as they are kept, to be put back.
     pub(crate) fn copy_of(&self, slots: std::ops::Range<usize>, ledger: &Ledger) -> Result<Region, RegionError> {
-        let (width, part) = (self.shape.kv_width(), slots.len() * self.shape.kv_width());
-        let mut copy = Region::new(ledger, Kind::Scratch, 2 * self.shape.layers * part * size_of::<f16>())?;
-        for (plane, to) in
-            copy.as_mut_slice::<f16>().chunks_exact_mut(part.max(1)).take(2 * self.shape.layers).enumerate()
-        {
-            to.copy_from_slice(&self.plane_values(plane)[slots.start * width..slots.end * width]);
+        let (row, planes) = (self.shape.row_bytes(), 2 * self.shape.layers);
+        let part = slots.len() * row;
+        let mut copy = Region::new(ledger, Kind::Scratch, planes * part)?;
+        for (plane, to) in copy.as_mut_slice::<u8>().chunks_exact_mut(part.max(1)).take(planes).enumerate() {
+            to.copy_from_slice(&self.plane(plane)[slots.start * row..slots.end * row]);
         }
         Ok(copy)
     }
 
     /// Puts back what [`KvCache::copy_of`] copied from the same slots.
     pub(crate) fn put_back(&mut self, slots: std::ops::Range<usize>, copy: &Region) {
-        let part = slots.len() * self.shape.kv_width();
-        let planes = copy.as_slice::<f16>().chunks_exact(part.max(1)).take(2 * self.shape.layers);
-        for (plane, values) in planes.enumerate() {
-            let at = plane * self.plane / size_of::<f16>() + slots.start * self.shape.kv_width();
-            self.region.as_mut_slice::<f16>()[at..at + part].copy_from_slice(values);
+        let row = self.shape.row_bytes();
+        let parts = copy.as_slice::<u8>().chunks_exact((slots.len() * row).max(1));
+        for (plane, part) in self.planes_mut().zip(parts) {
+            plane[slots.start * row..slots.end * row].copy_from_slice(part);
         }
     }
 
@@ -337,8 +338,8 @@ impl KvCache {
         let width = self.shape.kv_width();
         for layer in 0..self.shape.layers {
             for (what, values) in [("keys", self.keys(layer)), ("values", self.values(layer))] {
-                let part = &values[slots.start * width..slots.end * width];
-                if let Some(bad) = part.iter().position(|v| !v.is_finite()) {
+                let part = values.slice(slots.start * width..slots.end * width);
+                if let Some(bad) = part.first_not_finite() {
                     return Err(CacheError::NotFinite { what, layer, token: slots.start + bad / width });
                 }
             }
@@ -351,7 +352,7 @@ impl KvCache {
 mod tests {
     use super::*;
 
-    const SHAPE: CacheShape = CacheShape { layers: 2, kv_heads: 1, head_dim: 4 };
+    const SHAPE: CacheShape = CacheShape { layers: 2, kv_heads: 1, head_dim: 4, precision: CachePrecision::F16 };
 
     fn filled(ledger: &Ledger, tokens: u32) -> KvCache {
         let mut cache = KvCache::new(SHAPE, Tokens::new(5_000), ledger).unwrap();
@@ -369,11 +370,11 @@ mod tests {
         assert_eq!(tokens, expected);
         for layer in 0..SHAPE.layers {
             for plane in [cache.keys(layer), cache.values(layer)] {
-                let held: Vec<f32> = plane.chunks(4).map(|c| c[3].to_f32()).collect();
+                let held: Vec<f32> = plane.to_f32().chunks(4).map(|c| c[3]).collect();
                 assert_eq!(held, expected.iter().map(|t| *t as f32).collect::<Vec<_>>());
             }
         }
-        let plane = expected.len() * SHAPE.kv_width() * size_of::<f16>();
+        let plane = expected.len() * SHAPE.row_bytes();
         let pages = 2 * SHAPE.layers * plane.next_multiple_of(page_size());
         assert_eq!(ledger.used(Kind::Cache), Bytes::from(pages), "the pages that the tokens lie on");
     }

@@ -10,8 +10,8 @@ use std::ops::Range;
 use molt_scheduler::units::{Bytes, Tokens};
 use serde::{Deserialize, Serialize};
 
-use crate::bridge::{Bridge, BridgeError, features};
-use crate::cache::{CacheError, CacheShape, KvCache, Provenance, Slot};
+use crate::bridge::{Bridge, BridgeError, Shape, features};
+use crate::cache::{CacheError, KvCache, Provenance, Slot};
 use crate::chosen::{chunks_of, most_looked_at};
 use crate::decoder::{Decoder, StopFlag, Stopped};
 use crate::keepsake::{Keepsake, KeepsakeError};
@@ -204,9 +204,10 @@ pub fn carry(
 ) -> Result<(KvCache, CarryReport), CarryError> {
     let spec = bridge.spec();
     for (end, found, expected) in [
-        ("source", source.shape(), CacheShape::from(spec.source_shape)),
-        ("destination", destination.cache_shape(), CacheShape::from(spec.destination_shape)),
+        ("source", source.shape(), spec.source_shape),
+        ("destination", destination.cache_shape(), spec.destination_shape),
     ] {
+        let found = Shape::from(found);
         if found != expected || destination.width() != spec.destination_width {
             let (found_width, expected_width) = (found.kv_width(), expected.kv_width());
             let (found, expected) = (found.layers, expected.layers);

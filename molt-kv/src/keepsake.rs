@@ -36,9 +36,8 @@ impl Keepsake {
     pub fn save(cache: &KvCache, source: &str, folder: &Path) -> Result<Self, KeepsakeError> {
         let mut file = tempfile::tempfile_in(folder)?;
         let mut writer = BufWriter::new(&mut file);
-        for layer in 0..cache.shape().layers {
-            writer.write_all(bytemuck::cast_slice(cache.keys(layer)))?;
-            writer.write_all(bytemuck::cast_slice(cache.values(layer)))?;
+        for plane in 0..2 * cache.shape().layers {
+            writer.write_all(cache.plane(plane))?;
         }
         writer.flush()?;
         drop(writer);
@@ -78,7 +77,7 @@ impl Keepsake {
         let mut reader = BufReader::new(&self.file);
         // Straight into the cache: a long one's buffers would be megabytes that no books know.
         for plane in cache.planes_mut() {
-            reader.read_exact(bytemuck::cast_slice_mut(plane))?;
+            reader.read_exact(plane)?;
         }
         Ok(cache)
     }
@@ -88,11 +87,17 @@ impl Keepsake {
 mod tests {
     use super::*;
     use crate::cache::Provenance;
+    use crate::numbers::CachePrecision;
 
     #[test]
     fn a_cache_comes_back_bit_for_bit() {
+        check(CachePrecision::F16);
+        check(CachePrecision::F32);
+    }
+
+    fn check(precision: CachePrecision) {
         let ledger = Ledger::new();
-        let shape = CacheShape { layers: 3, kv_heads: 2, head_dim: 4 };
+        let shape = CacheShape { layers: 3, kv_heads: 2, head_dim: 4, precision };
         let mut cache = KvCache::new(shape, Tokens::new(100), &ledger).unwrap();
         let slots = cache.append(&(0..40).collect::<Vec<_>>()).unwrap();
         for layer in 0..3 {

@@ -13,6 +13,7 @@ pub mod gemm;
 pub mod heal;
 pub mod keepsake;
 pub mod ledger;
+pub mod numbers;
 pub mod region;
 pub mod rope;
 

@@ -6,12 +6,11 @@
 
 use std::ops::Range;
 
-use half::slice::HalfFloatSliceExt as _;
 use molt_kv::cache::KvCache;
 use rayon::prelude::*;
 
 use crate::config::ModelConfig;
-use crate::kernels::{Left, exp_sum, largest_of, panel, transpose_halves};
+use crate::kernels::{Left, exp_sum, largest_of, panel, transpose};
 
 /// Cached tokens widened to f32 at a time.
 const TILE: usize = 64;
@@ -185,11 +184,10 @@ impl<'a> Pass<'a> {
     fn widen(&mut self, slots: Range<usize>) {
         let (dim, width) = (self.config.head_dim, self.config.kv_width());
         let from = slots.start * width + self.head * dim;
-        let keys = &self.cache.keys(self.layer)[from..];
-        transpose_halves(keys, width, dim, slots.len(), TILE, &mut self.keys);
-        let values = self.cache.values(self.layer)[from..].chunks(width);
-        for (values, out) in values.take(slots.len()).zip(self.values.chunks_exact_mut(dim)) {
-            values[..dim].convert_to_f32_slice(out);
+        let [keys, values] = [self.cache.keys(self.layer), self.cache.values(self.layer)];
+        transpose(keys.slice(from..keys.len()), width, dim, slots.len(), TILE, &mut self.keys);
+        for (slot, out) in self.values.chunks_exact_mut(dim).take(slots.len()).enumerate() {
+            values.slice(from + slot * width..from + slot * width + dim).widen(out);
         }
     }
 }

@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use molt_kv::bridge::Bridge;
 use molt_kv::decoder::StopFlag;
 use molt_kv::ledger::Ledger;
+use molt_kv::numbers::CachePrecision;
 use molt_kv::region::FileRegion;
 use molt_scheduler::units::{Bytes, RungIdx};
 use molt_scheduler::{LadderCost, RungCost};
@@ -35,6 +36,9 @@ pub struct LadderFile {
     pub name: String,
     /// One sentence for people.
     pub description: String,
+    /// At what precision its rungs keep keys and values. One for all: a cache goes from rung to rung.
+    #[serde(default)]
+    pub cache: CachePrecision,
     /// Model files, by name.
     #[serde(rename = "file")]
     pub files: Vec<FileEntry>,
@@ -155,6 +159,12 @@ impl LadderFile {
         Err(ModelError::UnknownLadder { name: name.to_owned(), known })
     }
 
+    /// The same, with caches at that precision where one is given.
+    #[must_use]
+    pub fn with_cache(self, cache: Option<CachePrecision>) -> Self {
+        Self { cache: cache.unwrap_or(self.cache), ..self }
+    }
+
     /// Names of the ladders that are built in.
     pub fn built_in() -> impl Iterator<Item = &'static str> {
         embedded::ladders()
@@ -197,6 +207,7 @@ pub struct Rung {
     file: Arc<ModelFile>,
     sha256: String,
     precision: Precision,
+    cache: CachePrecision,
     kept: Option<KeptRung>,
 }
 
@@ -247,7 +258,8 @@ impl Rung {
     /// Loads the rung.
     pub fn load(&self, ledger: &Ledger, stop: &StopFlag) -> Result<Model, ModelError> {
         let origin = Origin { file: &self.file, kept: self.kept.as_ref() };
-        Model::load_from(origin, &self.sha256, self.precision, Embedding::Shared, ledger, stop)
+        let model = Model::load_from(origin, &self.sha256, self.precision, Embedding::Shared, ledger, stop)?;
+        Ok(model.with_cache(self.cache))
     }
 }
 
@@ -309,7 +321,7 @@ impl Ladder {
             let (sha256, precision) = (entry.sha256.clone(), rung.precision);
             let path = KeptRung::path(models, file, &sha256, precision).filter(|path| path.exists());
             let kept = path.map(|path| KeptRung::open(&path, file, &sha256, precision)).transpose()?;
-            rungs.push(Rung { file: file.clone(), sha256, precision, kept });
+            rungs.push(Rung { file: file.clone(), sha256, precision, cache: claim.cache, kept });
         }
         let sizes = |source| ModelError::Sizes { ladder: claim.name.clone(), source };
         let cost = LadderCost::new(rungs.iter().map(cost_of).collect()).map_err(sizes)?;
@@ -395,6 +407,6 @@ impl Ladder {
 fn cost_of(rung: &Rung) -> RungCost {
     let bytes = Model::bytes_of(&rung.file, rung.precision);
     let config = rung.config();
-    let cache_per_token = Bytes::from(config.layers * 2 * config.kv_width() * size_of::<half::f16>());
+    let cache_per_token = Bytes::from(config.layers * 2 * config.kv_width() * rung.cache.bytes());
     RungCost { weights: bytes.weights, cache_per_token, scratch: bytes.scratch }
 }

@@ -8,6 +8,7 @@ use molt_kv::blocks::Q8Matrix;
 use molt_kv::cache::{CacheShape, KvCache};
 use molt_kv::decoder::{Decoder, StopFlag, Stopped};
 use molt_kv::ledger::{Kind, Ledger};
+use molt_kv::numbers::CachePrecision;
 use molt_kv::region::Region;
 use molt_kv::rope::{Rope, Turn};
 use molt_scheduler::units::Bytes;
@@ -41,6 +42,7 @@ pub enum Embedding {
 pub struct Model {
     config: ModelConfig,
     source: String,
+    cache: CachePrecision,
     rope: Rope,
     table: Matrix,
     embedding: Option<Matrix>,
@@ -179,11 +181,18 @@ impl Model {
             hidden: Mutex::new(Region::new(ledger, Kind::Scratch, Scratch::hidden(&config) * size_of::<f32>())?),
             scratch: Mutex::new(Scratch::new(file, precision, ledger)?),
             source: source.to_owned(),
+            cache: CachePrecision::default(),
             table,
             embedding,
             blocks,
             config,
         })
+    }
+
+    /// The same, with caches at that precision.
+    #[must_use]
+    pub fn with_cache(self, cache: CachePrecision) -> Self {
+        Self { cache, ..self }
     }
 
     /// Bytes of weights that decoding one token reads: every linear layer and the output head.
@@ -434,7 +443,7 @@ impl Segment<'_> {
 impl Decoder for Model {
     fn cache_shape(&self) -> CacheShape {
         let c = &self.config;
-        CacheShape { layers: c.layers, kv_heads: c.kv_heads, head_dim: c.head_dim }
+        CacheShape { layers: c.layers, kv_heads: c.kv_heads, head_dim: c.head_dim, precision: self.cache }
     }
 
     fn rope(&self) -> &Rope {

@@ -11,6 +11,7 @@ use molt_kv::decoder::{Decoder as _, StopFlag};
 use molt_kv::heal;
 use molt_kv::keepsake::Keepsake;
 use molt_kv::ledger::{Kind, Ledger};
+use molt_kv::numbers::Numbers;
 use molt_models::Model;
 use molt_scheduler::units::{Bytes, Tokens};
 
@@ -59,8 +60,8 @@ fn a_carried_cache_is_close_and_the_controls_are_not() {
     let (native, _) = read(&small, &tokens[..seam], &ledger);
     let exact = (seam - 16) * native.shape().kv_width();
     let off = |layer: usize| {
-        let pairs = cache.keys(layer)[..exact].iter().zip(&native.keys(layer)[..exact]);
-        pairs.fold(0.0f32, |m, (a, b)| m.max((a.to_f32() - b.to_f32()).abs()))
+        let [found, native] = [cache.keys(layer), native.keys(layer)].map(|keys| keys.slice(0..exact).to_f32());
+        found.iter().zip(&native).fold(0.0f32, |m, (a, b)| m.max((a - b).abs()))
     };
     assert!(off(0) < 0.02, "the native layer's keys are off by {}", off(0));
     assert!(off(2) > off(0), "a mapped layer is not exact, or nothing was mapped");
@@ -133,8 +134,8 @@ fn where_all_mapped_tokens_are_chosen_the_cache_is_native() {
         assert_eq!(report.tokens(), Tokens::new(100));
         assert!(report.flops > 0.0);
         (0..native.shape().layers)
-            .flat_map(|layer| cache.keys(layer).iter().zip(native.keys(layer)).collect::<Vec<_>>())
-            .fold(0.0f32, |most, (a, b)| most.max((a.to_f32() - b.to_f32()).abs()))
+            .flat_map(|layer| cache.keys(layer).to_f32().into_iter().zip(native.keys(layer).to_f32()))
+            .fold(0.0f32, |most, (a, b)| most.max((a - b).abs()))
     };
     // 80 tokens are mapped, 12 fed.
     let (none, half, all) = (check(0, 12), check(50, 12 + 40), check(100, 12 + 80));
@@ -158,10 +159,10 @@ fn a_healed_cache_is_what_a_native_read_makes() {
         let (mut cache, _) = carry(&bridge, (&source, big.rope()), &small, settings(8, 16), &ledger, &stop).unwrap();
         let mut at = 100;
         while heal::left(&cache) > Tokens::ZERO {
-            let before: Vec<_> = [cache.keys(2), cache.values(2)].map(<[_]>::to_vec).to_vec();
+            let before: Vec<_> = [cache.keys(2), cache.values(2)].map(Numbers::to_f32).to_vec();
             stop.raise();
             assert!(heal::heal(&mut cache, &small, Tokens::new(chunk), &ledger, &stop).is_err());
-            assert_eq!(before, [cache.keys(2), cache.values(2)], "given up, and changed nothing");
+            assert_eq!(before, [cache.keys(2), cache.values(2)].map(Numbers::to_f32), "given up, and changed nothing");
             stop.lower();
             let left = heal::left(&cache);
             let healed = heal::heal(&mut cache, &small, Tokens::new(chunk), &ledger, &stop).unwrap();
@@ -177,7 +178,7 @@ fn a_healed_cache_is_what_a_native_read_makes() {
         let (native, _) = reread(&slots, cache.limit(), &small, &ledger, &stop).unwrap();
         assert_eq!((cache.slots(), next), (native.slots(), native.next_position()));
         for layer in 0..native.shape().layers {
-            let both = |cache: &KvCache| (cache.keys(layer).to_vec(), cache.values(layer).to_vec());
+            let both = |cache: &KvCache| (cache.keys(layer).to_f32(), cache.values(layer).to_f32());
             assert_eq!(both(&cache), both(&native), "chunks of {chunk}: layer {layer}");
         }
     };

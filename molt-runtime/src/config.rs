@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use molt_kv::carry::CarrySettings;
+use molt_kv::numbers::CachePrecision;
 use molt_scheduler::Policy;
 use molt_scheduler::units::{Bytes, Span, Tokens};
 use serde::Deserialize;
@@ -35,6 +36,8 @@ pub struct ServiceConfig {
     pub budget_mib: Option<u64>,
     /// What else limits the budget.
     pub budget: Sources,
+    /// At what precision keys and values are kept; as the ladder says, if not given.
+    pub cache: Option<CachePrecision>,
     /// Most tokens of a conversation; what the models were trained for and at most 4,096, if not given.
     pub context: Option<u64>,
     /// Threads that compute; as many as the system allows, if not given.
@@ -71,6 +74,7 @@ impl Default for ServiceConfig {
             models: None,
             budget_mib: None,
             budget: Sources::default(),
+            cache: None,
             context: None,
             threads: None,
             pin: false,
@@ -345,6 +349,7 @@ impl ServiceConfig {
             ladder,
             models,
             budget,
+            cache,
             context,
             threads,
             pin,
@@ -366,6 +371,7 @@ impl ServiceConfig {
             ("ladder", *ladder == new.ladder),
             ("models", *models == new.models),
             ("budget", *budget == new.budget),
+            ("cache", *cache == new.cache),
             ("context", *context == new.context),
             ("threads", *threads == new.threads),
             ("pin", *pin == new.pin),
@@ -442,7 +448,7 @@ mod tests {
         {
             assert!(debug.contains(key) && uncommented.contains(key), "{key}");
         }
-        assert_eq!(table.len(), 19, "a key of the file was added or dropped: {:?}", table);
+        assert_eq!(table.len(), 20, "a key of the file was added or dropped: {:?}", table);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use molt_kv::numbers::CachePrecision;
 use molt_models::file::ModelFile;
 use molt_models::{FileEntry, LadderFile, Model, ModelError, Precision, RungEntry, Stored};
 use sha2::{Digest as _, Sha256};
@@ -100,7 +101,14 @@ pub fn arrange(name: &str, paths: &[PathBuf]) -> Result<LadderFile, OwnLadderErr
     let rungs = files.iter().map(|file| RungEntry { file: file.name.clone(), precision }).collect();
     let listed: Vec<&str> = files.iter().map(|file| file.name.as_str()).collect();
     let description = format!("{}, as stored", listed.join(", "));
-    Ok(LadderFile { name: name.to_owned(), description, files, rungs, bridges: Vec::new() })
+    Ok(LadderFile {
+        name: name.to_owned(),
+        description,
+        cache: CachePrecision::default(),
+        files,
+        rungs,
+        bridges: Vec::new(),
+    })
 }
 
 /// The ladder file's text.

@@ -3,7 +3,6 @@
 
 use std::ops::Range;
 
-use half::slice::HalfFloatSliceExt as _;
 use rayon::prelude::*;
 
 use crate::bridge::spec::BridgeSpec;
@@ -60,7 +59,7 @@ pub fn plain_keys_and_values(cache: &KvCache, rope: &Rope, layer: usize, slots: 
 pub(super) fn keys_and_values(cache: &KvCache, rope: &Rope, layer: usize, slot: usize, out: &mut [f32]) {
     let width = cache.shape().kv_width();
     let (keys, values) = out.split_at_mut(width);
-    cache.keys(layer)[slot * width..(slot + 1) * width].convert_to_f32_slice(keys);
-    cache.values(layer)[slot * width..(slot + 1) * width].convert_to_f32_slice(values);
+    cache.keys(layer).slice(slot * width..(slot + 1) * width).widen(keys);
+    cache.values(layer).slice(slot * width..(slot + 1) * width).widen(values);
     rope.turn(keys, cache.slots()[slot].position, Turn::Back);
 }

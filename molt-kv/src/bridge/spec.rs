@@ -39,7 +39,7 @@ pub struct BridgeSpec {
     pub residuals: Vec<Residual>,
 }
 
-/// [`CacheShape`] as it is written down.
+/// [`CacheShape`] as it is written down: maps do not care at what precision a cache is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shape {
@@ -57,9 +57,10 @@ impl From<CacheShape> for Shape {
     }
 }
 
-impl From<Shape> for CacheShape {
-    fn from(s: Shape) -> Self {
-        Self { layers: s.layers, kv_heads: s.kv_heads, head_dim: s.head_dim }
+impl Shape {
+    /// Components of one token's keys (or values) in one layer: `kv_heads * head_dim`.
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
     }
 }
 
@@ -91,7 +92,7 @@ impl BridgeSpec {
 
     /// Features of one source layer: its keys before RoPE and its values.
     pub fn group_width(&self) -> usize {
-        2 * self.source_shape.kv_heads * self.source_shape.head_dim
+        2 * self.source_shape.kv_width()
     }
 
     /// Features of a token in all: every source layer, then the hidden state.
@@ -101,7 +102,7 @@ impl BridgeSpec {
 
     /// Outputs of one map: the destination layer's keys before RoPE and its values.
     pub fn outputs(&self) -> usize {
-        2 * self.destination_shape.kv_heads * self.destination_shape.head_dim
+        2 * self.destination_shape.kv_width()
     }
 
     /// Inputs of the map of a layer.

@@ -14,7 +14,9 @@ mod tests;
 
 use std::sync::LazyLock;
 
+#[cfg(test)]
 use half::f16;
+use molt_kv::numbers::Numbers;
 
 pub use format::{Format, RUN};
 pub use product::{Product, multiply_all, room};
@@ -116,18 +118,18 @@ pub fn panel(left: Left<'_>, right: &[f32], width: usize, out: &mut [f32]) {
     }
 }
 
-/// 2-byte floats `[tokens, stride]`, of each token the first `width`, become floats `[width, columns]`: token `t` is
+/// Numbers of a cache `[tokens, stride]`, of each token the first `width`, become floats `[width, columns]`: token `t` is
 /// column `t`, and columns without a token stay as they are.
 ///
 /// # Panics
 /// Where the slices are too short, or there are more tokens than columns.
-pub fn transpose_halves(halves: &[f16], stride: usize, width: usize, tokens: usize, columns: usize, out: &mut [f32]) {
-    assert!(tokens == 0 || halves.len() >= (tokens - 1) * stride + width, "too few values");
+pub fn transpose(numbers: Numbers<'_>, stride: usize, width: usize, tokens: usize, columns: usize, out: &mut [f32]) {
+    assert!(tokens == 0 || numbers.len() >= (tokens - 1) * stride + width, "too few values");
     assert!(tokens <= columns && out.len() >= width * columns, "shapes do not fit");
     match *ISA {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is only chosen where the processor has AVX2, FMA and F16C.
-        Isa::Avx2 => unsafe { avx2::math::transpose_halves(halves, stride, width, tokens, columns, out) },
-        Isa::Portable => portable::transpose_halves(halves, stride, width, tokens, columns, out),
+        Isa::Avx2 => unsafe { avx2::math::transpose(numbers, stride, width, tokens, columns, out) },
+        Isa::Portable => portable::transpose(numbers, stride, width, tokens, columns, out),
     }
 }

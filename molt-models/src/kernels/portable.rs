@@ -1,6 +1,7 @@
 //! Kernels in plain Rust: they serve every machine without a vector version, and judge those that have one.
 
 use half::{bf16, f16};
+use molt_kv::numbers::Numbers;
 
 use crate::kernels::Left;
 use crate::kernels::activations::{Activations, halves};
@@ -111,9 +112,9 @@ pub(super) fn panel(left: Left<'_>, right: &[f32], width: usize, out: &mut [f32]
     }
 }
 
-/// Token `t` of `halves` becomes column `t` of `out`.
-pub(super) fn transpose_halves(
-    halves: &[f16],
+/// Token `t` of `numbers` becomes column `t` of `out`.
+pub(super) fn transpose(
+    numbers: Numbers<'_>,
     stride: usize,
     width: usize,
     tokens: usize,
@@ -121,8 +122,15 @@ pub(super) fn transpose_halves(
     out: &mut [f32],
 ) {
     for token in 0..tokens {
-        for (component, half) in halves[token * stride..][..width].iter().enumerate() {
-            out[component * columns + token] = half.to_f32();
+        let at = token * stride;
+        match numbers.slice(at..at + width) {
+            Numbers::F16(row) => put(row.iter().map(|half| half.to_f32()), columns, &mut out[token..]),
+            Numbers::F32(row) => put(row.iter().copied(), columns, &mut out[token..]),
         }
     }
+}
+
+/// A column of a matrix whose rows are so long.
+fn put(values: impl Iterator<Item = f32>, columns: usize, out: &mut [f32]) {
+    out.iter_mut().step_by(columns.max(1)).zip(values).for_each(|(out, value)| *out = value);
 }

@@ -225,10 +225,13 @@ proptest! {
         }
         let stride = width + more;
         let halves: Vec<f16> = values(inner * stride, 9).into_iter().map(f16::from_f32).collect();
-        let (mut vector, mut plain) = (vec![7.0; width * (inner + more)], vec![7.0; width * (inner + more)]);
-        transpose_halves(&halves, stride, width, inner, inner + more, &mut vector);
-        portable::transpose_halves(&halves, stride, width, inner, inner + more, &mut plain);
-        prop_assert_eq!(vector, plain);
+        let floats = values(inner * stride, 11);
+        for numbers in [Numbers::F16(&halves), Numbers::F32(&floats)] {
+            let (mut vector, mut plain) = (vec![7.0; width * (inner + more)], vec![7.0; width * (inner + more)]);
+            transpose(numbers, stride, width, inner, inner + more, &mut vector);
+            portable::transpose(numbers, stride, width, inner, inner + more, &mut plain);
+            prop_assert_eq!(vector, plain);
+        }
     }
 }
 

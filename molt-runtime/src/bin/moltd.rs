@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{CommandFactory as _, Parser};
-use molt_models::Ladder;
+use molt_models::{Ladder, LadderFile};
 use molt_runtime::budget::{OperatorBudget, Strictest, Watched};
 use molt_runtime::config::{Loopback, ServiceConfig};
 use molt_runtime::demo::start;
@@ -122,7 +122,8 @@ fn run(args: &Args) -> Result<()> {
     let config = args.config()?;
     let models = config.models.clone().or_else(paths::models_folder);
     let models = models.context("no folder for models: give --models, or set MOLT_MODELS or HOME")?;
-    let ladder = Arc::new(Ladder::open(&config.ladder, &models)?);
+    let (claim, beside) = LadderFile::find(&config.ladder)?;
+    let ladder = Arc::new(Ladder::check(&claim.with_cache(config.cache), beside.as_deref(), &models)?);
     let trained = ladder.trained_context() as u64;
     let context = Tokens::new(config.context.unwrap_or(trained.min(4_096)));
     if context.get() > trained {

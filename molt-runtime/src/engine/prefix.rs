@@ -142,11 +142,12 @@ impl Prefixes {
 mod tests {
     use molt_kv::cache::CacheShape;
     use molt_kv::ledger::{Kind, Ledger};
+    use molt_kv::numbers::CachePrecision;
     use serde_json::json;
 
     use super::*;
 
-    const SHAPE: CacheShape = CacheShape { layers: 1, kv_heads: 1, head_dim: 4 };
+    const SHAPE: CacheShape = CacheShape { layers: 1, kv_heads: 1, head_dim: 4, precision: CachePrecision::F16 };
 
     fn cache(ledger: &Ledger, tokens: &[u32]) -> KvCache {
         let mut cache = KvCache::new(SHAPE, Tokens::new(1_000), ledger).unwrap();

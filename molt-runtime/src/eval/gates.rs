@@ -71,8 +71,8 @@ impl Control {
                     let mut keys = vec![0.0; own.len() * width];
                     let mut values = keys.clone();
                     if self == Self::Permuted {
-                        keys = floats(own.keys(layer));
-                        values = floats(own.values(layer));
+                        keys = own.keys(layer).to_f32();
+                        values = own.values(layer).to_f32();
                         let turned = keys.chunks_exact_mut(width).zip(own.slots()).zip(own.slots().iter().rev());
                         for ((key, slot), place) in turned {
                             rope.turn(key, slot.position, Turn::Back);
@@ -163,7 +163,7 @@ impl Gates {
     /// the same token's keys must agree once they are turned back from wherever they stood.
     fn turn(&mut self, model: &Model, cache: &KvCache) {
         let (rope, width) = (model.rope(), cache.shape().kv_width());
-        let keys = floats(cache.keys(0));
+        let keys = cache.keys(0).to_f32();
         let mut back = keys.clone();
         let mut forth = Vec::new();
         for (key, slot) in back.chunks_exact_mut(width).zip(cache.slots()) {
@@ -221,10 +221,6 @@ impl Gates {
 
 fn worse(a: f64, b: f64) -> f64 {
     if b > a || b.is_nan() { b } else { a }
-}
-
-fn floats(values: &[half::f16]) -> Vec<f32> {
-    values.iter().map(|value| value.to_f32()).collect()
 }
 
 /// The root mean square of the difference over that of the first; no number where there is nothing to compare.

@@ -2,7 +2,9 @@
 
 use std::arch::x86_64::*;
 
-use crate::kernels::{Format, Left};
+use molt_kv::numbers::Numbers;
+
+use crate::kernels::{Format, Left, portable};
 
 /// `e^x` to about two units in the last place; zero below -87, where the result would be no ordinary number.
 ///
@@ -165,27 +167,32 @@ fn rows<const R: usize>(left: Left<'_>, right: &[f32], width: usize, out: &mut [
     }
 }
 
-/// 2-byte floats `[tokens, stride]` (of each token the first `width`) become floats `[width, columns]`: token `t` is
+/// Numbers of a cache `[tokens, stride]` (of each token the first `width`) become floats `[width, columns]`: token `t` is
 /// column `t`.
 #[target_feature(enable = "avx2,f16c")]
-pub(in crate::kernels) fn transpose_halves(
-    halves: &[half::f16],
+pub(in crate::kernels) fn transpose(
+    numbers: Numbers<'_>,
     stride: usize,
     width: usize,
     tokens: usize,
     columns: usize,
     out: &mut [f32],
 ) {
-    assert!(tokens == 0 || halves.len() >= (tokens - 1) * stride + width);
+    assert!(tokens == 0 || numbers.len() >= (tokens - 1) * stride + width);
     assert!(tokens <= columns && out.len() >= width * columns);
     let (whole_tokens, whole_width) = (tokens / 8 * 8, width / 8 * 8);
     for token in (0..whole_tokens).step_by(8) {
         for from in (0..whole_width).step_by(8) {
             let mut v = [_mm256_setzero_ps(); 8];
             for (lane, v) in v.iter_mut().enumerate() {
-                // SAFETY: eight halves of token `token + lane` from `from` on, shown above to be there.
-                let eight = unsafe { _mm_loadu_si128(halves.as_ptr().add((token + lane) * stride + from).cast()) };
-                *v = _mm256_cvtph_ps(eight);
+                let at = (token + lane) * stride + from;
+                // SAFETY: eight numbers of token `token + lane` from `from` on, shown above to be there.
+                *v = unsafe {
+                    match numbers {
+                        Numbers::F16(halves) => _mm256_cvtph_ps(_mm_loadu_si128(halves.as_ptr().add(at).cast())),
+                        Numbers::F32(floats) => _mm256_loadu_ps(floats.as_ptr().add(at)),
+                    }
+                };
             }
             let t = transpose8(v);
             for (row, v) in t.iter().enumerate() {
@@ -193,16 +200,22 @@ pub(in crate::kernels) fn transpose_halves(
                 unsafe { _mm256_storeu_ps(out.as_mut_ptr().add((from + row) * columns + token), *v) };
             }
         }
-        for component in whole_width..width {
-            for lane in token..token + 8 {
-                out[component * columns + lane] = halves[lane * stride + component].to_f32();
-            }
-        }
     }
-    for token in whole_tokens..tokens {
-        for (component, half) in halves[token * stride..][..width].iter().enumerate() {
-            out[component * columns + token] = half.to_f32();
-        }
+    // What is left at both edges.
+    if whole_width < width && whole_tokens > 0 {
+        let right = numbers.slice(whole_width..numbers.len());
+        portable::transpose(
+            right,
+            stride,
+            width - whole_width,
+            whole_tokens,
+            columns,
+            &mut out[whole_width * columns..],
+        );
+    }
+    if whole_tokens < tokens {
+        let below = numbers.slice(whole_tokens * stride..numbers.len());
+        portable::transpose(below, stride, width, tokens - whole_tokens, columns, &mut out[whole_tokens..]);
     }
 }
 

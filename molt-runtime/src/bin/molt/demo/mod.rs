@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use crossbeam_channel::{Receiver, bounded};
+use molt_kv::numbers::CachePrecision;
 use molt_models::pull::PullOptions;
 use molt_models::sampling::SamplingSettings;
 use molt_models::{Ladder, LadderFile};
@@ -49,6 +50,9 @@ pub(crate) struct Args {
     /// Seed of the choice of tokens.
     #[arg(long, default_value_t = 4)]
     seed: u64,
+    /// Keep keys and values at that precision, whatever the ladder says.
+    #[arg(long, value_parser = cache_precision)]
+    cache: Option<CachePrecision>,
     /// Keep no keepsakes: going up again reads the conversation again.
     #[arg(long)]
     no_keepsakes: bool,
@@ -61,6 +65,14 @@ pub(crate) struct Args {
     /// Print one JSON object a line instead.
     #[arg(long)]
     json: bool,
+}
+
+fn cache_precision(text: &str) -> Result<CachePrecision, String> {
+    match text {
+        "f16" => Ok(CachePrecision::F16),
+        "f32" => Ok(CachePrecision::F32),
+        _ => Err("caches are kept at f16 or f32".to_owned()),
+    }
 }
 
 /// `pocket` continues prose; the real ladders answer.
@@ -80,7 +92,7 @@ pub(crate) fn run(args: &Args, models: &Path, workers: Workers) -> Result<()> {
         eprintln!("The models of {} are not here yet; fetching them into {}.", claim.name, models.display());
         crate::pull_ladder(&claim, models, &PullOptions::default())?;
     }
-    let ladder = Arc::new(Ladder::check(&claim, beside.as_deref(), models)?);
+    let ladder = Arc::new(Ladder::check(&claim.with_cache(args.cache), beside.as_deref(), models)?);
     let engine = match args.no_keepsakes {
         true => EngineSettings { keepsakes: None, ..EngineSettings::default() },
         false => EngineSettings::default(),
