@@ -7,6 +7,9 @@
 //! foreground, then by batch, each rung counted by weight. That the transition keeps to the law is part of fitting:
 //! where it does not, the next assignment is tried, which as a rule goes a rung further down.
 //!
+//! Where none of these can be carried out and the sequences are few, every assignment is tried one by one before anybody is
+//! stopped.
+//!
 //! A tenant that shares its rung with another gains nothing by moving alone, since its old weights stay and new ones
 //! come; such an assignment never fits better than staying, so they move together.
 
@@ -94,7 +97,72 @@ pub(crate) fn choose(field: &mut Field<'_>, parked: usize, movable: Movable) -> 
             return true;
         }
     }
-    false
+    try_all(field, parked, movable)
+}
+
+/// Assignments that are tried one by one where none of those by sets can be carried out.
+const TRIED_AT_MOST: usize = 4_096;
+
+/// Where there are few sequences: every assignment of everybody but the first `parked`, for the way there may be lawful
+/// only if some that choose alike choose differently. Takes the least harmful; whether there is one.
+fn try_all(field: &mut Field<'_>, parked: usize, movable: Movable) -> bool {
+    let usable = RungSet::whole(field.ladder).and(field.frame.usable);
+    let allowed = |found: &Candidate| {
+        let moves = movable.includes(found.class);
+        let may = move |rung: &RungIdx| *rung == found.rung || (moves && *rung > found.rung && *rung <= found.floor);
+        usable.iter().filter(may).fold(RungSet::EMPTY, RungSet::with)
+    };
+    let mut ways = field.candidates.iter().skip(parked).map(|found| allowed(found).len() as usize);
+    let Some(ways) = ways.try_fold(1usize, usize::checked_mul).filter(|ways| *ways <= TRIED_AT_MOST) else {
+        return false;
+    };
+    let mut best: Option<((u64, u64), usize)> = None;
+    for way in 0..ways {
+        let harm = take(field, parked, allowed, way);
+        if best.is_none_or(|(least, _)| harm < least) && usage(field) <= field.frame.limit && lawful(field) {
+            best = Some((harm, way));
+        }
+    }
+    match best {
+        Some((_, way)) => {
+            take(field, parked, allowed, way);
+            true
+        }
+        None => false,
+    }
+}
+
+/// Makes the assignment with that number, in which everybody but the first `parked` takes one of the rungs allowed; its
+/// harm.
+fn take(field: &mut Field<'_>, parked: usize, allowed: impl Fn(&Candidate) -> RungSet, mut way: usize) -> (u64, u64) {
+    let mut harm = (0u64, 0u64);
+    for found in field.candidates.iter_mut().skip(parked) {
+        let rungs = allowed(found);
+        let count = (rungs.len() as usize).max(1);
+        found.to = rungs.iter().nth(way % count);
+        way /= count;
+        let lost = found.to.map_or(0, |to| u64::from(to.index() - found.rung.index())).saturating_mul(found.weight);
+        match found.class {
+            Class::Foreground => harm.0 = harm.0.saturating_add(lost),
+            Class::Batch => harm.1 = harm.1.saturating_add(lost),
+        }
+    }
+    harm
+}
+
+/// Usage after the assignment as it stands, with the next step's growth.
+pub(super) fn usage(field: &Field<'_>) -> Bytes {
+    let mut used = RungSet::EMPTY;
+    let mut caches = field.parked;
+    for found in field.candidates.iter() {
+        let each = field.ladder.cost(found.to.unwrap_or(found.rung)).cache_per_token;
+        caches += each.times(found.cached);
+        if let Some(to) = found.to {
+            used = used.with(to);
+            caches += each;
+        }
+    }
+    caches + used.held(field.ladder)
 }
 
 /// Candidates that choose alike, since a choice is by class, rung and floor only. There are few of these, however many

@@ -122,10 +122,7 @@ pub(crate) fn enforce(scheduler: &mut Scheduler, frame: &Frame, books: &mut Book
             settled
                 || {
                     missing = Bytes::ZERO;
-                    demote::choose(&mut field, batch, Movable::All) && {
-                        park::relent(&mut field, batch, Movable::All);
-                        true
-                    }
+                    park::at_most(&mut field, batch, Movable::All)
                 }
                 || park::choose(&mut field, batch, Movable::All)
         }

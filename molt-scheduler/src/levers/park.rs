@@ -47,6 +47,16 @@ pub(crate) fn choose_among(field: &mut Field<'_>, from: usize, until: usize, mov
     settled
 }
 
+/// Stops the first `most`, or as many fewer as let the others go on; whether that suffices. Fewer may suffice where more
+/// do not: the cache of somebody who goes on at a smaller rung may be smaller there.
+pub(crate) fn at_most(field: &mut Field<'_>, most: usize, movable: Movable) -> bool {
+    let found = (0..=most).rev().take(ONE_BY_ONE).find(|parked| demote::choose(field, *parked, movable));
+    if let Some(parked) = found {
+        relent(field, parked, movable);
+    }
+    found.is_some()
+}
+
 /// Stops everybody.
 pub(crate) fn everybody(field: &mut Field<'_>) {
     for found in field.candidates.iter_mut() {
@@ -56,17 +66,8 @@ pub(crate) fn everybody(field: &mut Field<'_>) {
 
 /// Lets run, of the first `parked`, those who fit beside the others without further weights.
 pub(crate) fn relent(field: &mut Field<'_>, parked: usize, movable: Movable) {
-    let mut used = RungSet::EMPTY;
-    let mut usage = field.parked;
-    for found in field.candidates.iter() {
-        let each = field.ladder.cost(found.to.unwrap_or(found.rung)).cache_per_token;
-        usage += each.times(found.cached);
-        if let Some(to) = found.to {
-            used = used.with(to);
-            usage += each;
-        }
-    }
-    usage += used.held(field.ladder);
+    let used = field.candidates.iter().filter_map(|found| found.to).fold(RungSet::EMPTY, RungSet::with);
+    let mut usage = demote::usage(field);
     for index in (0..parked.min(field.candidates.len())).rev() {
         let Some(found) = field.candidates.get(index).copied() else { break };
         for near in [true, false] {
