@@ -60,6 +60,8 @@ pub struct Progress {
     pub answered: Tokens,
     /// Whether it has ended (stop token, limit, or the client left).
     pub finished: bool,
+    /// The rung on which its cache has been read ahead, so that it may go there without a wait.
+    pub ahead: Option<RungIdx>,
 }
 
 /// What a round sees.
@@ -151,6 +153,9 @@ pub struct Config {
     pub residence: Span,
     /// A promotion must leave at least this share of the budget free, in percent.
     pub headroom_percent: u8,
+    /// A promotion that fits beside the rung it leaves waits for up to so long after the patience until the sequence has
+    /// been read ahead there (see [`Plan::prospects`](crate::Plan::prospects)); zero promotes at once.
+    pub catch_up: Span,
     /// A promotion must serve at least this many tokens of the answer.
     pub promote_for_tokens: Tokens,
     /// An admission leaves room for every prompt that is being read and for this many tokens of every answer (or what
@@ -182,6 +187,7 @@ impl Default for Config {
             patience: Span::from_millis(2_000),
             residence: Span::from_millis(3_000),
             headroom_percent: 5,
+            catch_up: Span::ZERO,
             promote_for_tokens: Tokens::new(16),
             admit_for_tokens: Tokens::new(256),
             admit_limit: 4_096,

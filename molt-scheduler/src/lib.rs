@@ -125,7 +125,7 @@ pub use cost::{LadderCost, LadderCostError, RungCost};
 pub use ids::{SequenceId, TenantId};
 pub use input::{Class, Config, Observation, Policy, Progress, Refusal, Request, TenantSpec};
 pub use levers::ORDER as LEVERS;
-pub use plan::{Action, LeverKind, Plan, Step};
+pub use plan::{Action, LeverKind, Plan, Prospect, Step};
 pub use scheduler::Scheduler;
 pub use snapshot::{plan_snapshot, snapshot};
 pub use state::SequenceState;

@@ -118,12 +118,23 @@ pub struct Step {
     pub prefill: bool,
 }
 
+/// A promotion that will come if there is room for long enough, and for which the engine may read ahead on the bigger rung:
+/// what that takes is no part of the plan, must fit beside it, and goes first where memory is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Prospect {
+    /// The sequence.
+    pub sequence: SequenceId,
+    /// Where it will go.
+    pub to: RungIdx,
+}
+
 /// A round's decisions. Reused from round to round; a quiet round allocates nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[must_use = "a plan that is not executed leaves the scheduler's books wrong"]
 pub struct Plan {
     pub(crate) actions: Vec<Action>,
     pub(crate) steps: Vec<Step>,
+    pub(crate) prospects: Vec<Prospect>,
     pub(crate) usage: Bytes,
     pub(crate) peak: Bytes,
 }
@@ -144,6 +155,11 @@ impl Plan {
         &self.steps
     }
 
+    /// Who is about to be promoted; foreground first. All to the same rung.
+    pub fn prospects(&self) -> &[Prospect] {
+        &self.prospects
+    }
+
     /// Usage once the plan is executed, growth of the steps included.
     pub fn usage(&self) -> Bytes {
         self.usage
@@ -156,9 +172,10 @@ impl Plan {
     }
 
     pub(crate) fn clear(&mut self) {
-        let Self { actions, steps, usage, peak } = self;
+        let Self { actions, steps, prospects, usage, peak } = self;
         actions.clear();
         steps.clear();
+        prospects.clear();
         (*usage, *peak) = (Bytes::ZERO, Bytes::ZERO);
     }
 }

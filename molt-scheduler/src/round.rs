@@ -55,7 +55,7 @@ pub(crate) fn round(scheduler: &mut Scheduler, observation: &Observation<'_>, pl
     if books.needs(&scheduler.ladder, Horizon::Step) > frame.limit {
         levers::enforce(scheduler, &frame, &mut books, &mut scratch);
     } else {
-        climb::climb(scheduler, &frame, &mut books, &mut scratch);
+        climb::climb(scheduler, &frame, &mut books, &mut scratch, &mut plan.prospects);
     }
     steps::plan(scheduler, &frame, &books, &mut scratch, plan);
     commit(scheduler, &frame, &books, &mut scratch, plan);
@@ -68,11 +68,12 @@ pub(crate) fn round(scheduler: &mut Scheduler, observation: &Observation<'_>, pl
 
 /// Enters what the engine did. What is said of a sequence that is gone, or that was never let in, is ignored.
 fn apply(scheduler: &mut Scheduler, progress: &[Progress]) {
-    for Progress { sequence: id, cached, prompt_left, answered, finished } in progress {
+    for Progress { sequence: id, cached, prompt_left, answered, finished, ahead } in progress {
         if let Some(sequence) = scheduler.sequences.get_mut(id.parts())
             && !matches!(sequence.phase, Phase::Waiting { .. })
         {
             (sequence.cached, sequence.prompt_left, sequence.answered) = (*cached, *prompt_left, *answered);
+            sequence.ahead = *ahead;
         }
         if *finished {
             scheduler.cancel(*id);

@@ -154,6 +154,7 @@ impl Scheduler {
             answered: Tokens::ZERO,
             submitted: now,
             order,
+            ahead: None,
             switched: None,
             credit: crate::steps::ONE_TOKEN,
             phase: Phase::Waiting { told: false, overtaken: 0 },

@@ -4,7 +4,7 @@
 
 use std::fmt::Write as _;
 
-use crate::plan::{Action, Plan};
+use crate::plan::{Action, Plan, Prospect};
 use crate::queue::{Account, Line};
 use crate::scheduler::{RungState, Scheduler};
 use crate::state::{Phase, Sequence, Tenant};
@@ -93,6 +93,7 @@ pub fn snapshot(scheduler: &Scheduler) -> String {
             answered,
             submitted,
             order,
+            ahead,
             switched,
             credit,
             phase,
@@ -104,11 +105,12 @@ pub fn snapshot(scheduler: &Scheduler) -> String {
                 format!("parked on {rung} since {} with ticket {ticket}", ms(*since))
             }
         };
+        let ahead = ahead.map(|rung| format!(", read ahead on {rung}")).unwrap_or_default();
         let switched = switched.map(|at| format!(", switched at {}", ms(at))).unwrap_or_default();
         let credit = f64::from(*credit) / f64::from(crate::steps::ONE_TOKEN);
         let _ = writeln!(
             text,
-            "{id} of {tenant}, number {order}, came at {}: {phase}{switched}; cached {} (pinned {}), prompt left {}, \
+            "{id} of {tenant}, number {order}, came at {}: {phase}{ahead}{switched}; cached {} (pinned {}), prompt left {}, \
              answered {} of {} ({} at most), credit {credit:.2}",
             ms(*submitted),
             cached.get(),
@@ -127,7 +129,7 @@ pub fn snapshot(scheduler: &Scheduler) -> String {
 
 /// A plan in one line a decision.
 pub fn plan_snapshot(plan: &Plan) -> String {
-    let Plan { actions, steps, usage, peak } = plan;
+    let Plan { actions, steps, prospects, usage, peak } = plan;
     let mut text = format!("usage {}, peak {}\n", usage.get(), peak.get());
     for action in actions {
         let _ = writeln!(text, "{}", action_line(action));
@@ -135,6 +137,9 @@ pub fn plan_snapshot(plan: &Plan) -> String {
     for step in steps {
         let does = if step.prefill { "reads" } else { "writes" };
         let _ = writeln!(text, "{} {does} {} on {}", step.sequence, step.tokens.get(), step.rung);
+    }
+    for Prospect { sequence, to } in prospects {
+        let _ = writeln!(text, "{sequence} may be read ahead on {to}");
     }
     text
 }

@@ -84,6 +84,8 @@ pub(crate) struct Sequence {
     pub(crate) submitted: Time,
     /// Its place among all that ever came.
     pub(crate) order: u64,
+    /// The rung on which the engine has read it ahead.
+    pub(crate) ahead: Option<RungIdx>,
     /// When it last changed rungs; never, for most.
     pub(crate) switched: Option<Time>,
     /// Credit for decode steps, in 65,536ths of a token.

@@ -191,6 +191,7 @@ fn late_words_touch_nobody() {
     let second = world.submit(who, 10, 0, 100).unwrap();
     assert_ne!(first, second);
     let late = Progress {
+        ahead: None,
         sequence: first,
         cached: Tokens::new(9_999),
         prompt_left: Tokens::ZERO,
@@ -281,4 +282,37 @@ fn a_parked_reader_takes_the_place_of_batch() {
     check(&mut world, 590, 1, (runs(top), stopped(small)));
     assert!(matches!(world.plan.actions()[0], Action::Park { sequence, .. } if sequence == written));
     check(&mut world, 2_000, 25, (runs(top), runs(small)));
+}
+
+#[test]
+fn a_promotion_waits_until_it_is_read_ahead_and_not_for_ever() {
+    // Rounds of 100 ms; the patience is 2 s, the simulator reads ahead within three rounds.
+    let check = |catch_up: u64, high: u64, forgetful: bool, expected: u64| {
+        let config = Config { catch_up: Span::from_millis(catch_up), ..Config::default() };
+        let mut world = World::new(vec![rung(4_000, 1, 0), rung(1_000, 1, 0)], config);
+        let who = world.register(tenant(Class::Foreground, 1, 0, 1));
+        let id = world.submit(who, 10, 0, 400).unwrap();
+        (0..5).for_each(|_| world.round(3_000).unwrap());
+        let mut named = 0;
+        for round in 0..400u64 {
+            world.round(high).unwrap();
+            named += world.plan.prospects().len();
+            if forgetful {
+                world.progress.iter_mut().for_each(|progress| progress.ahead = None);
+            }
+            if world.scheduler.state_of(id) == Some(SequenceState::Running { rung: RungIdx::TOP }) {
+                assert_eq!(named > 0, catch_up > 0 && high > 6_000, "named {named} times");
+                assert!(world.plan.prospects().is_empty(), "it is there");
+                assert_eq!(round, expected, "catch up {catch_up} ms under {high}");
+                return;
+            }
+        }
+        panic!("never promoted: catch up {catch_up} ms under {high}");
+    };
+    // The residence of 3 s begins with the budget's rise at the latest.
+    check(0, 20_000, false, 20);
+    check(10_000, 20_000, false, 20);
+    check(10_000, 20_000, true, 120);
+    // Not both rungs at once: nothing can be read ahead.
+    check(10_000, 4_900, false, 20);
 }

@@ -7,6 +7,7 @@ mod admit;
 mod promote;
 mod unpark;
 
+use crate::plan::Prospect;
 use crate::round::Scratch;
 use crate::scheduler::Scheduler;
 use crate::state::Sequence;
@@ -18,10 +19,16 @@ use crate::usage::Books;
 /// end is what a floor does not mean.
 const FLOOR_PATIENCES: u64 = 8;
 
-pub(crate) fn climb(scheduler: &mut Scheduler, frame: &Frame, books: &mut Books, scratch: &mut Scratch) {
+pub(crate) fn climb(
+    scheduler: &mut Scheduler,
+    frame: &Frame,
+    books: &mut Books,
+    scratch: &mut Scratch,
+    prospects: &mut Vec<Prospect>,
+) {
     let parked = unpark::unpark(scheduler, frame, books, scratch);
     admit::admit(scheduler, frame, books, scratch, parked);
-    promote::promote(scheduler, frame, books, scratch);
+    promote::promote(scheduler, frame, books, scratch, prospects);
 }
 
 /// Whether that long has passed since then.

@@ -10,19 +10,31 @@
 //! Where everybody on a rung may go, they go together: the destination loads beside the source where both fit, and the
 //! source's weights are idle afterwards; otherwise the source goes first. Where somebody has to stay, both rungs must
 //! fit, and those go who fit, foreground first and heavier first.
+//!
+//! Where both rungs fit together, the engine may read ahead on the bigger one, so that nobody waits when the move comes
+//! ([`Plan::prospects`](crate::Plan::prospects)). From the first round with room those who would go are named, and the
+//! move waits until all of them are read ahead, but no longer than
+//! [`Config::catch_up`](crate::Config::catch_up) after the patience.
 
 use crate::ids::SequenceId;
-use crate::plan::Action;
+use crate::input::Config;
+use crate::plan::{Action, Prospect};
 use crate::round::Scratch;
 use crate::scheduler::Scheduler;
 use crate::state::{Phase, Sequence};
 use crate::transition::{Carry, Frame};
-use crate::units::{RungIdx, Tokens};
+use crate::units::{Bytes, RungIdx, Span, Tokens};
 use crate::usage::{Books, Horizon, RungSet};
 
 use super::{below_headroom, lasted};
 
-pub(super) fn promote(scheduler: &mut Scheduler, frame: &Frame, books: &mut Books, scratch: &mut Scratch) {
+pub(super) fn promote(
+    scheduler: &mut Scheduler,
+    frame: &Frame,
+    books: &mut Books,
+    scratch: &mut Scratch,
+    prospects: &mut Vec<Prospect>,
+) {
     let mut roomy = RungSet::EMPTY;
     // One change at a time: what was let in or came back in this round moves no further in it.
     let mut moved = !scratch.decided.is_empty();
@@ -41,11 +53,16 @@ pub(super) fn promote(scheduler: &mut Scheduler, frame: &Frame, books: &mut Book
             }
             roomy = roomy.with(to);
             let since = scheduler.rungs.get(to.get()).and_then(|state| state.room_since);
-            let patient = since.is_some_and(|since| lasted(since, frame.now, scheduler.config.patience));
+            let lasted = |span| since.is_some_and(|since| lasted(since, frame.now, span));
             scratch.order.truncate(going);
-            if !moved && patient && rested(scheduler, frame, scratch) {
+            let Config { patience, catch_up, .. } = scheduler.config;
+            let waits = catch_up > Span::ZERO && beside(scheduler, frame, books, scratch, to);
+            let ahead = !waits || is_ahead(scheduler, scratch, to) || lasted(patience + catch_up);
+            if !moved && lasted(patience) && ahead && rested(scheduler, frame, scratch) {
                 go(scheduler, frame, books, scratch, (from, to));
                 moved = true;
+            } else if waits && prospects.is_empty() {
+                prospects.extend(scratch.order.iter().map(|id| Prospect { sequence: *id, to }));
             }
             break;
         }
@@ -123,6 +140,20 @@ fn trial(
         going += 1;
     }
     going
+}
+
+/// Whether the rung and its caches of everybody listed fit beside what there is.
+fn beside(scheduler: &Scheduler, frame: &Frame, books: &Books, scratch: &Scratch, to: RungIdx) -> bool {
+    let ladder = &scheduler.ladder;
+    let cached = |id: &SequenceId| scheduler.sequences.get(id.parts()).map_or(Tokens::ZERO, |found| found.cached);
+    let copies: Bytes = scratch.order.iter().map(|id| ladder.cost(to).cache_per_token.times(cached(id))).sum();
+    let both = books.level(ladder, books.used().with(to)) + copies + books.growth(ladder, Horizon::Near);
+    both <= below_headroom(scheduler, frame.limit)
+}
+
+/// Whether everybody listed has been read ahead there.
+fn is_ahead(scheduler: &Scheduler, scratch: &Scratch, to: RungIdx) -> bool {
+    scratch.order.iter().all(|id| scheduler.sequences.get(id.parts()).is_none_or(|found| found.ahead == Some(to)))
 }
 
 /// Whether everybody listed has been on this rung long enough.

@@ -4,11 +4,14 @@ use std::collections::BTreeSet;
 
 use crate::ids::SequenceId;
 use crate::input::Progress;
-use crate::plan::{Action, Plan, Step};
+use crate::plan::{Action, Plan, Prospect, Step};
 use crate::units::{Bytes, RungIdx, Span, Tokens};
 
 use super::pace::Work;
 use super::{Law, Live, World};
+
+/// Rounds in which a sequence is read ahead.
+const READ_AHEAD: u32 = 3;
 
 /// Memory while a plan is executed.
 struct Way {
@@ -59,6 +62,9 @@ impl World {
             let (now, resident) = (self.now, &self.resident);
             let stranded = |live: &&mut Live| live.running && live.rung.is_some_and(|on| !resident.contains(&on));
             self.live.values_mut().filter(stranded).for_each(|live| live.stop(now));
+        }
+        if way.failed.is_empty() {
+            self.read_ahead(plan.prospects())?;
         }
         for step in plan.steps() {
             self.step(*step, &mut way)?;
@@ -199,6 +205,23 @@ impl World {
         way.reach(over - self.cache(from, cached), over, action)
     }
 
+    /// What is read ahead takes no memory here, for it goes before anything else does.
+    fn read_ahead(&mut self, prospects: &[Prospect]) -> Result<(), Law> {
+        for live in self.live.values_mut() {
+            live.ahead = live.ahead.filter(|(rung, _)| live.rung.is_some_and(|own| own > *rung));
+        }
+        for prospect in prospects {
+            let Prospect { sequence, to } = *prospect;
+            let live = self.get(sequence)?;
+            if !live.running || live.rung.is_none_or(|own| own <= to) {
+                return Err(Law::Prospect { prospect: *prospect });
+            }
+            let rounds = live.ahead.filter(|(rung, _)| *rung == to).map_or(0, |(_, rounds)| rounds);
+            live.ahead = Some((to, rounds + 1));
+        }
+        Ok(())
+    }
+
     fn step(&mut self, step: Step, way: &mut Way) -> Result<(), Law> {
         let Step { sequence, rung, tokens, prefill } = step;
         if way.failed.contains(&rung) {
@@ -226,6 +249,7 @@ impl World {
             prompt_left: live.prompt_left,
             answered: live.answered,
             finished,
+            ahead: live.ahead.and_then(|(rung, rounds)| (rounds >= READ_AHEAD).then_some(rung)),
         };
         *self.served.entry(tenant).or_default() += tokens;
         way.work.steps = way.work.steps + self.pace.step(rung, tokens, prefill);

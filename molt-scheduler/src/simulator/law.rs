@@ -1,7 +1,7 @@
 //! What no plan may do, and the numbers where one did.
 
 use crate::ids::SequenceId;
-use crate::plan::{Action, Step};
+use crate::plan::{Action, Prospect, Step};
 use crate::state::SequenceState;
 use crate::units::{Bytes, RungIdx, Time};
 
@@ -48,6 +48,12 @@ pub enum Law {
     Step {
         /// The step.
         step: Step,
+    },
+    /// Read ahead is who runs, on a bigger rung than its own.
+    #[error("a prospect that cannot be: {prospect:?}")]
+    Prospect {
+        /// The prospect.
+        prospect: Prospect,
     },
     /// After enforcement usage is within the budget wherever the floor fits.
     #[error("{usage} in use over a budget of {budget}, though {bottom} would fit")]

@@ -29,6 +29,8 @@ pub struct Live {
     pub answered: Tokens,
     /// Tokens that it will write.
     pub answer: Tokens,
+    /// Where it is being read ahead, and for how many rounds it has been.
+    pub ahead: Option<(RungIdx, u32)>,
     /// Changes of rung.
     pub switches: u64,
     /// Of them, upward ones.
@@ -59,6 +61,7 @@ impl Live {
             prompt_left: request.prompt,
             answered: Tokens::ZERO,
             answer: request.answer,
+            ahead: None,
             switches: 0,
             promotions: 0,
             born: now,

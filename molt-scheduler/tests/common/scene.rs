@@ -97,6 +97,7 @@ pub fn config(policy: Policy) -> Config {
         overhead: Bytes::new(10),
         patience: Span::from_millis(500),
         residence: Span::from_millis(700),
+        catch_up: Span::from_millis(400),
         promote_for_tokens: Tokens::new(4),
         admit_for_tokens: Tokens::new(20),
         chunk: Tokens::new(16),
