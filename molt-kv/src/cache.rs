@@ -74,6 +74,12 @@ pub struct Slot {
     pub provenance: Provenance,
 }
 
+/// Whether `slots` begin with the same tokens at the same positions, however these came to be.
+pub(crate) fn is_prefix(first: &[Slot], slots: &[Slot]) -> bool {
+    let same = |(a, b): (&Slot, &Slot)| a.token == b.token && a.position == b.position;
+    first.len() <= slots.len() && first.iter().zip(slots).all(same)
+}
+
 /// What is wrong with a cache or a request on it.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
@@ -166,6 +172,11 @@ impl KvCache {
     /// Bytes of the tokens cached. The books hold whole pages, some more.
     pub fn bytes(&self) -> Bytes {
         self.shape.bytes_per_token().times(Tokens::from(self.len()))
+    }
+
+    /// Whether `slots` begin with exactly the tokens that it holds, where they stood.
+    pub fn is_prefix_of(&self, slots: &[Slot]) -> bool {
+        is_prefix(&self.slots, slots)
     }
 
     /// Makes room for tokens at the next positions and returns their slots. Keys and values are then written layer by

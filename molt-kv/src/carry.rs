@@ -29,6 +29,8 @@ pub enum Route {
     Bridge,
     /// Restored from the keepsake; what was written since is read natively.
     Keepsake,
+    /// Read ahead on the destination while the sequence was elsewhere; the last tokens are read natively.
+    ReadAhead,
     /// Read again.
     Reread,
 }
@@ -141,6 +143,9 @@ pub enum CarryError {
         /// What differs.
         reason: &'static str,
     },
+    /// What was read ahead is another conversation's.
+    #[error("what was read ahead is no beginning of this conversation")]
+    OtherConversation,
     /// One end of the carry has another shape than the bridge expects.
     #[error("the {end} has {found} layers of {found_width}, the bridge expects {expected} of {expected_width}")]
     Shape {
@@ -193,10 +198,17 @@ impl CarryReport {
     }
 }
 
-/// Carries `source` (a cache of the model with that `rope`) to `destination` through the bridge.
+impl Route {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Identity, Self::Bridge, Self::Keepsake, Self::ReadAhead, Self::Reread];
+}
+
+/// Carries `source` (a cache of the model with that `rope`) to `destination` through the bridge. Where the first tokens have
+/// been read there already (`begun`, exact and a prefix of the source), only the rest is carried.
 pub fn carry(
     bridge: &Bridge,
     (source, source_rope): (&KvCache, &Rope),
+    begun: Option<KvCache>,
     destination: &dyn Decoder,
     settings: CarrySettings,
     ledger: &Ledger,
@@ -216,10 +228,16 @@ pub fn carry(
     }
     let slots = source.slots();
     let (first, window) = split(slots.len(), settings);
-    let mut cache = KvCache::new(destination.cache_shape(), source.limit(), ledger)?;
+    let mut cache = match begun.filter(|begun| begun.is_exact() && begun.is_prefix_of(slots)) {
+        Some(begun) => begun,
+        None => KvCache::new(destination.cache_shape(), source.limit(), ledger)?,
+    };
+    let first = first.max(cache.len());
+    let window = window.min(slots.len() - first);
     let layers = destination.cache_shape().layers;
     let mut buffers = Buffers::new(destination, Some(bridge), ledger)?;
-    let mut flops = read(destination, &mut cache, &slots[..first], None, &mut buffers, stop)?;
+    let unread = &slots[cache.len()..first];
+    let mut flops = read(destination, &mut cache, unread, None, &mut buffers, stop)?;
     for block in blocks(first..slots.len() - window, usize::from(settings.block).min(destination.chunk_limit())) {
         let into = cache.append_at(&slots[block.clone()], Provenance::Mapped)?;
         let ids: Vec<u32> = slots[block.clone()].iter().map(|s| s.token).collect();
@@ -285,13 +303,37 @@ pub fn restore(
     if !keepsake.is_prefix_of(slots) {
         return Err(CarryError::OtherKeepsake { reason: "the conversation does not begin with it" });
     }
-    let mut cache = keepsake.restore(limit, ledger)?;
-    let rest = &slots[cache.len()..];
+    read_rest(keepsake.restore(limit, ledger)?, Route::Keepsake, slots, destination, ledger, stop)
+}
+
+/// Reads natively what a cache that was read ahead lacks of the sequence's tokens, of which it holds the first.
+pub fn take_over(
+    ahead: KvCache,
+    slots: &[Slot],
+    destination: &dyn Decoder,
+    ledger: &Ledger,
+    stop: &StopFlag,
+) -> Result<(KvCache, CarryReport), CarryError> {
+    if !ahead.is_prefix_of(slots) {
+        return Err(CarryError::OtherConversation);
+    }
+    read_rest(ahead, Route::ReadAhead, slots, destination, ledger, stop)
+}
+
+fn read_rest(
+    mut cache: KvCache,
+    route: Route,
+    slots: &[Slot],
+    destination: &dyn Decoder,
+    ledger: &Ledger,
+    stop: &StopFlag,
+) -> Result<(KvCache, CarryReport), CarryError> {
     let mut buffers = Buffers::new(destination, None, ledger)?;
+    let rest = &slots[cache.len()..];
     let flops = read(destination, &mut cache, rest, None, &mut buffers, stop)?;
     cache.check_finite(0..cache.len())?;
     let layers = destination.cache_shape().layers;
-    let report = CarryReport::of(Route::Keepsake, &cache, flops, destination.flops(layers, slots.len(), 0));
+    let report = CarryReport::of(route, &cache, flops, destination.flops(layers, slots.len(), 0));
     Ok((cache, report))
 }
 

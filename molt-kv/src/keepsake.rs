@@ -7,7 +7,7 @@ use std::path::Path;
 
 use molt_scheduler::units::{Bytes, Tokens};
 
-use crate::cache::{CacheError, CacheShape, KvCache, Slot};
+use crate::cache::{CacheError, CacheShape, KvCache, Slot, is_prefix};
 use crate::ledger::Ledger;
 
 /// A cache in a file that nobody else can see and that vanishes with the process.
@@ -62,8 +62,7 @@ impl Keepsake {
 
     /// Whether `slots` begin with exactly the tokens that it holds, where they stood.
     pub fn is_prefix_of(&self, slots: &[Slot]) -> bool {
-        let same = |(a, b): (&Slot, &Slot)| a.token == b.token && a.position == b.position;
-        self.slots.len() <= slots.len() && self.slots.iter().zip(slots).all(same)
+        is_prefix(&self.slots, slots)
     }
 
     /// The cache as it was, bit for bit.

@@ -3,6 +3,7 @@
 //! This crate knows no model file and no tokenizer. What it needs of a decoder is the trait [`Decoder`], which
 //! molt-models implements.
 
+pub mod background;
 pub mod blocks;
 pub mod bridge;
 pub mod cache;
@@ -10,7 +11,6 @@ pub mod carry;
 mod chosen;
 pub mod decoder;
 pub mod gemm;
-pub mod heal;
 pub mod keepsake;
 pub mod ledger;
 pub mod numbers;

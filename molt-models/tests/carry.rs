@@ -4,11 +4,11 @@
 mod common;
 
 use common::{PROSE, TIER0, TIER1, TIER2, kl, load, log_softmax, pocket, read};
+use molt_kv::background;
 use molt_kv::bridge::{Bridge, BridgeError};
 use molt_kv::cache::{KvCache, Provenance};
-use molt_kv::carry::{CarryError, CarrySettings, carry, foretold_flops, reread, restore};
+use molt_kv::carry::{CarryError, CarrySettings, Route, carry, foretold_flops, reread, restore, take_over};
 use molt_kv::decoder::{Decoder as _, StopFlag};
-use molt_kv::heal;
 use molt_kv::keepsake::Keepsake;
 use molt_kv::ledger::{Kind, Ledger};
 use molt_kv::numbers::Numbers;
@@ -47,7 +47,7 @@ fn a_carried_cache_is_close_and_the_controls_are_not() {
     let (source, _) = read(&big, &tokens[..seam], &ledger);
     let bridge = ladder.bridge(TIER0, TIER2, &ledger).unwrap().unwrap();
     let stop = StopFlag::new();
-    let carried = |settings| carry(&bridge, (&source, big.rope()), &small, settings, &ledger, &stop).unwrap();
+    let carried = |settings| carry(&bridge, (&source, big.rope()), None, &small, settings, &ledger, &stop).unwrap();
 
     let (cache, report) = carried(settings(8, 16));
     assert_eq!((report.exact.get(), report.over_mapped.get()), (8, 16));
@@ -99,7 +99,7 @@ fn a_carry_takes_what_was_foretold_and_fits_what_may_be_spent() {
     let (mut last, mut paying) = (0.0, 0);
     for effort in CarrySettings::EFFORTS {
         let foretold = foretold_flops(&bridge, &small, Tokens::new(130), effort);
-        let (_, report) = carry(&bridge, (&source, big.rope()), &small, effort, &ledger, &stop).unwrap();
+        let (_, report) = carry(&bridge, (&source, big.rope()), None, &small, effort, &ledger, &stop).unwrap();
         // Attention is foretold for whole parts and not for their blocks.
         assert!((foretold / report.flops - 1.0).abs() < 0.05, "{effort:?}: {foretold} foretold, {}", report.flops);
         assert!(foretold >= last, "{effort:?} takes less than the one before");
@@ -129,7 +129,7 @@ fn where_all_mapped_tokens_are_chosen_the_cache_is_native() {
     let check = |chosen_percent: usize, over_mapped: u64| {
         let settings = CarrySettings { chosen_percent, ..settings(8, 12) };
         let (cache, report) =
-            carry(&bridge, (&source, big.rope()), &small, settings, &ledger, &StopFlag::new()).unwrap();
+            carry(&bridge, (&source, big.rope()), None, &small, settings, &ledger, &StopFlag::new()).unwrap();
         assert_eq!(report.over_mapped, Tokens::new(over_mapped), "{chosen_percent} %");
         assert_eq!(report.tokens(), Tokens::new(100));
         assert!(report.flops > 0.0);
@@ -141,6 +141,59 @@ fn where_all_mapped_tokens_are_chosen_the_cache_is_native() {
     let (none, half, all) = (check(0, 12), check(50, 12 + 40), check(100, 12 + 80));
     assert_eq!(all, 0.0, "every layer of every token was read over native ones");
     assert!(none > 0.0 && half > 0.0);
+}
+
+#[test]
+fn what_was_read_ahead_is_taken_over_exactly() {
+    let (ladder, ledger, stop) = (pocket(), Ledger::new(), StopFlag::new());
+    let tokens = ladder.tokenizer().encode(PROSE).unwrap();
+    let (big, small) = (load(&ladder, TIER0, &ledger), load(&ladder, TIER2, &ledger));
+    let bridge = ladder.bridge(TIER0, TIER2, &ledger).unwrap().unwrap();
+    let check = |chunk: u64, ahead: usize, shed: bool| {
+        let (mut source, _) = read(&big, &tokens[..100], &ledger);
+        if shed {
+            source.shed(4..36).unwrap();
+        }
+        let slots = source.slots();
+        let (native, _) = reread(slots, source.limit(), &small, &ledger, &stop).unwrap();
+        let mut begun = KvCache::new(small.cache_shape(), source.limit(), &ledger).unwrap();
+        while begun.len() < ahead {
+            let before = begun.len();
+            stop.raise();
+            assert!(background::read_on(&mut begun, slots, &small, Tokens::new(chunk), &ledger, &stop).is_err());
+            assert_eq!(begun.len(), before, "given up, and changed nothing");
+            stop.lower();
+            let count = Tokens::new(chunk).min(Tokens::from(ahead - before));
+            assert_eq!(background::read_on(&mut begun, slots, &small, count, &ledger, &stop).unwrap(), count);
+        }
+        let half = begun.prefix(ahead / 2, begun.limit(), &ledger).unwrap();
+        let (cache, report) = take_over(begun, slots, &small, &ledger, &stop).unwrap();
+        assert_eq!((report.route, report.exact), (Route::ReadAhead, Tokens::from(slots.len())));
+        assert_eq!((cache.slots(), cache.next_position()), (native.slots(), native.next_position()));
+        for layer in 0..native.shape().layers {
+            assert_eq!(cache.keys(layer), native.keys(layer), "chunks of {chunk}: layer {layer}");
+            assert_eq!(cache.values(layer), native.values(layer), "chunks of {chunk}: layer {layer}");
+        }
+        // Half of it, and the rest over the bridge.
+        let begun = half.len();
+        let ends = (&source, big.rope());
+        let (cache, report) = carry(&bridge, ends, Some(half), &small, settings(4, 8), &ledger, &stop).unwrap();
+        assert_eq!((report.exact, report.over_mapped), (Tokens::from(begun), Tokens::new(8)));
+        assert_eq!(report.tokens(), Tokens::from(slots.len()));
+        let width = native.shape().kv_width();
+        for layer in 0..native.shape().layers {
+            let [found, native] = [cache.keys(layer), native.keys(layer)].map(|keys| keys.slice(0..begun * width));
+            assert_eq!(found, native, "layer {layer}");
+        }
+    };
+    check(1_000, 60, false);
+    check(8, 60, false);
+    check(7, 40, true);
+    // Another conversation's.
+    let (other, _) = read(&small, &tokens[50..90], &ledger);
+    let (source, _) = read(&big, &tokens[..100], &ledger);
+    let refused = take_over(other, source.slots(), &small, &ledger, &stop).unwrap_err();
+    assert!(matches!(refused, CarryError::OtherConversation), "{refused}");
 }
 
 #[test]
@@ -156,17 +209,18 @@ fn a_healed_cache_is_what_a_native_read_makes() {
         if shed {
             source.shed(4..36).unwrap();
         }
-        let (mut cache, _) = carry(&bridge, (&source, big.rope()), &small, settings(8, 16), &ledger, &stop).unwrap();
+        let (mut cache, _) =
+            carry(&bridge, (&source, big.rope()), None, &small, settings(8, 16), &ledger, &stop).unwrap();
         let mut at = 100;
-        while heal::left(&cache) > Tokens::ZERO {
+        while background::left(&cache) > Tokens::ZERO {
             let before: Vec<_> = [cache.keys(2), cache.values(2)].map(Numbers::to_f32).to_vec();
             stop.raise();
-            assert!(heal::heal(&mut cache, &small, Tokens::new(chunk), &ledger, &stop).is_err());
+            assert!(background::heal(&mut cache, &small, Tokens::new(chunk), &ledger, &stop).is_err());
             assert_eq!(before, [cache.keys(2), cache.values(2)].map(Numbers::to_f32), "given up, and changed nothing");
             stop.lower();
-            let left = heal::left(&cache);
-            let healed = heal::heal(&mut cache, &small, Tokens::new(chunk), &ledger, &stop).unwrap();
-            assert_eq!((healed, heal::left(&cache)), (left.min(Tokens::new(chunk)), left - healed));
+            let left = background::left(&cache);
+            let healed = background::heal(&mut cache, &small, Tokens::new(chunk), &ledger, &stop).unwrap();
+            assert_eq!((healed, background::left(&cache)), (left.min(Tokens::new(chunk)), left - healed));
             if at < tokens.len() {
                 small.read(&tokens[at..at + 1], &mut cache, &stop).unwrap();
                 at += 1;
@@ -226,7 +280,8 @@ fn reading_again_after_shedding_keeps_the_survivors_positions() {
     let (again, _) = reread(cache.slots(), cache.limit(), &small, &ledger, &stop).unwrap();
     assert_eq!((again.len(), again.next_position()), (68, 100));
     let bridge = ladder.bridge(TIER0, TIER2, &ledger).unwrap().unwrap();
-    let (carried, report) = carry(&bridge, (&cache, big.rope()), &small, settings(16, 8), &ledger, &stop).unwrap();
+    let (carried, report) =
+        carry(&bridge, (&cache, big.rope()), None, &small, settings(16, 8), &ledger, &stop).unwrap();
     assert_eq!(
         carried.slots().iter().map(|s| s.position).collect::<Vec<_>>(),
         cache.slots().iter().map(|s| s.position).collect::<Vec<_>>()
@@ -245,7 +300,8 @@ fn a_bridge_that_does_not_belong_or_was_altered_is_refused_by_name() {
     // The other way round: the cache of the small model into the bridge from the big one.
     let (small, stop) = (load(&ladder, TIER2, &ledger), StopFlag::new());
     let (cache, _) = read(&small, &[1, 2, 3], &ledger);
-    let refusal = carry(&bridge, (&cache, small.rope()), &small, CarrySettings::default(), &ledger, &stop).unwrap_err();
+    let refusal =
+        carry(&bridge, (&cache, small.rope()), None, &small, CarrySettings::default(), &ledger, &stop).unwrap_err();
     assert!(matches!(refusal, CarryError::Shape { .. }), "{refusal}");
 
     let original = include_bytes!("../ladders/pocket/pocket-tier0-to-tier2.bridge.safetensors");
@@ -275,7 +331,7 @@ fn a_carry_that_is_given_up_gives_everything_back() {
     let before = ledger.used(Kind::Cache);
     let stop = StopFlag::new();
     stop.raise();
-    let given_up = carry(&bridge, (&source, big.rope()), &small, CarrySettings::default(), &ledger, &stop);
+    let given_up = carry(&bridge, (&source, big.rope()), None, &small, CarrySettings::default(), &ledger, &stop);
     assert!(matches!(given_up, Err(CarryError::Stopped(_))));
     assert_eq!(ledger.used(Kind::Cache), before);
     assert!(ledger.used(Kind::Bridge) > Bytes::ZERO, "the bridge's maps are in the books while it is open");

@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use crate::alarm::Alarm;
 use crate::budget::{BudgetSource, CgroupBudget, HostBudget, PressureBudget, SystemdBudget, WatchError};
-use crate::engine::{Effort, EngineSettings, HealSettings};
+use crate::engine::{AheadSettings, Effort, EngineSettings, HealSettings, Shadow};
 use crate::service::{LogLevel, TenantClaim, TenantLimits, loopback};
 use crate::workers::Workers;
 
@@ -48,6 +48,8 @@ pub struct ServiceConfig {
     pub carry: Carry,
     /// What is read natively in the background afterwards.
     pub heal: Heal,
+    /// What is read natively in the background before a sequence changes its rung.
+    pub ahead: ReadAhead,
     /// What sequences leave behind on bigger models.
     pub keepsakes: Keepsakes,
     /// What ended conversations leave for their next turn.
@@ -80,6 +82,7 @@ impl Default for ServiceConfig {
             pin: false,
             carry: Carry::default(),
             heal: Heal::default(),
+            ahead: ReadAhead::default(),
             keepsakes: Keepsakes::default(),
             reuse: Reuse::default(),
             scheduler: Scheduling::default(),
@@ -232,6 +235,38 @@ impl Default for Heal {
     }
 }
 
+/// What is read natively in the background before a sequence changes its rung.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ReadAhead {
+    /// How long going up waits at most until the bigger rung has caught up, in milliseconds; 0 catches up when it comes.
+    pub catch_up_ms: u64,
+    /// Whether the next smaller model reads along.
+    pub shadow: Shadow,
+    /// Most MiB that it may take for caches.
+    pub shadow_mib: u64,
+    /// Tokens at a time.
+    pub tokens: u64,
+    /// Catching up reads after every so many rounds.
+    pub every_rounds: u32,
+    /// A shadow reads after every so many.
+    pub shadow_every_rounds: u32,
+}
+
+impl Default for ReadAhead {
+    fn default() -> Self {
+        let AheadSettings { catch_up, shadow, shadow_bytes, tokens, every, shadow_every } = AheadSettings::default();
+        Self {
+            catch_up_ms: catch_up.micros() / 1_000,
+            shadow,
+            shadow_mib: shadow_bytes.get() >> 20,
+            tokens: tokens.get(),
+            every_rounds: every,
+            shadow_every_rounds: shadow_every,
+        }
+    }
+}
+
 /// What sequences leave behind on bigger models, so that going back up is exact.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -355,6 +390,7 @@ impl ServiceConfig {
             pin,
             carry,
             heal,
+            ahead,
             keepsakes,
             reuse,
             scheduler,
@@ -377,6 +413,7 @@ impl ServiceConfig {
             ("pin", *pin == new.pin),
             ("carry", *carry == new.carry),
             ("heal", *heal == new.heal),
+            ("ahead", *ahead == new.ahead),
             ("keepsakes", *keepsakes == new.keepsakes),
             ("reuse", *reuse == new.reuse),
             ("scheduler", *scheduler == new.scheduler),
@@ -400,7 +437,15 @@ impl ServiceConfig {
             (true, Some(folder)) => Some(folder.clone()),
             (true, None) => defaults.keepsakes,
         };
-        EngineSettings { carry, keepsakes, heal, conversations: self.reuse.conversations }
+        let ahead = AheadSettings {
+            catch_up: Span::from_millis(self.ahead.catch_up_ms),
+            shadow: self.ahead.shadow,
+            shadow_bytes: Bytes::mib(self.ahead.shadow_mib),
+            tokens: Tokens::new(self.ahead.tokens),
+            every: self.ahead.every_rounds,
+            shadow_every: self.ahead.shadow_every_rounds,
+        };
+        EngineSettings { carry, keepsakes, heal, ahead, conversations: self.reuse.conversations }
     }
 
     /// The scheduler's part, on a machine with so much memory.
@@ -448,7 +493,7 @@ mod tests {
         {
             assert!(debug.contains(key) && uncommented.contains(key), "{key}");
         }
-        assert_eq!(table.len(), 20, "a key of the file was added or dropped: {:?}", table);
+        assert_eq!(table.len(), 21, "a key of the file was added or dropped: {:?}", table);
     }
 
     #[test]

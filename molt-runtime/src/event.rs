@@ -117,6 +117,21 @@ pub enum Event {
         /// The longest that the sequences' next tokens waited for a part of it.
         wait_ms_max: f64,
     },
+    /// What a sequence had been read ahead on another rung was taken over, or is forgotten.
+    ReadAhead {
+        /// Whose.
+        tenant: String,
+        /// Its class.
+        class: Class,
+        /// Where.
+        rung: RungIdx,
+        /// Tokens read for it; what a keepsake had is not among them.
+        tokens: Tokens,
+        /// Time that it took in all.
+        read_ms: f64,
+        /// Whether it was taken over.
+        used: bool,
+    },
     /// A rung's weights came into memory.
     Load {
         /// Which.

@@ -15,6 +15,7 @@ pub mod memory;
 pub mod metrics;
 pub mod own_ladder;
 pub mod paths;
+pub mod power;
 pub mod real;
 pub mod record;
 pub mod replay;

@@ -102,7 +102,7 @@ fn time(
     // The first warms up: pages come into memory.
     for run in 0..=runs {
         let start = Instant::now();
-        let (_, done) = carry(bridge, (cache, source.rope()), destination, settings, ledger, &stop)?;
+        let (_, done) = carry(bridge, (cache, source.rope()), None, destination, settings, ledger, &stop)?;
         let carried = ms(start);
         let start = Instant::now();
         reread(cache.slots(), cache.limit(), destination, ledger, &stop)?;

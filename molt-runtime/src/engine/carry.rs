@@ -6,9 +6,11 @@ use molt_kv::cache::KvCache;
 use molt_kv::carry::{self, CarryError, CarryReport, CarrySettings, Route};
 use molt_kv::decoder::Decoder as _;
 use molt_kv::keepsake::Keepsake;
+use molt_models::Model;
 use molt_scheduler::SequenceId;
 use molt_scheduler::units::{RungIdx, Tokens};
 
+use crate::engine::background::Healing;
 use crate::engine::step::PACE_TOKENS;
 use crate::engine::{Effort, Engine, Loaded, chain, ms_since};
 use crate::event::{Event, Switch, TroubleKind};
@@ -17,6 +19,8 @@ impl Engine {
     /// Moves a sequence to another rung whose weights are loaded. The old cache goes only when the new one has been
     /// checked; where every route fails, the conversation stays and is read again in ordinary steps.
     pub(super) fn carry(&mut self, id: SequenceId, (from, to): (RungIdx, RungIdx), signal: Instant, pressure: f64) {
+        // Only where it is taken over is it of use; it was another conversation's, or of other weights, otherwise.
+        let ahead = self.take_ahead(id, to);
         let Some(mut sequence) = self.sequences.remove(&id) else { return };
         let Some(loaded) = self.loaded.get(&to) else {
             // The load failed and the scheduler knows; the sequence stays where it is.
@@ -26,7 +30,7 @@ impl Engine {
         let mut failures = Vec::new();
         if let Some(old) = sequence.cache.take() {
             let limit = old.limit();
-            match self.routes(old, &mut sequence.keepsakes, (from, to), loaded, &mut failures) {
+            match self.routes(old, ahead, &mut sequence.keepsakes, (from, to), loaded, &mut failures) {
                 Ok((cache, report, carry_ms)) => {
                     let switch = Switch {
                         tenant: sequence.tenant.clone(),
@@ -44,7 +48,7 @@ impl Engine {
                     };
                     sequence.cache = Some(cache);
                     if report.route != Route::Identity {
-                        sequence.healing = super::heal::Healing::default();
+                        sequence.healing = Healing::default();
                     }
                     sequence.mixed = matches!(report.route, Route::Identity | Route::Keepsake);
                     // Restoring is no arithmetic, and says nothing of how fast that is.
@@ -69,6 +73,7 @@ impl Engine {
                 Some(Route::Identity) => (TroubleKind::Carry, "taking the cache as it is"),
                 Some(Route::Bridge) => (TroubleKind::Carry, "the bridge"),
                 Some(Route::Keepsake) => (TroubleKind::Carry, "the keepsake"),
+                Some(Route::ReadAhead) => (TroubleKind::Carry, "what was read ahead"),
                 Some(Route::Reread) => (TroubleKind::Carry, "reading again"),
                 None => (TroubleKind::Keepsake, "keeping what was left behind"),
             };
@@ -78,11 +83,12 @@ impl Engine {
         }
     }
 
-    /// The routes in order of cost: identity, keepsake, bridge, reading again. Returns the new cache, what was done,
+    /// The routes in order of cost: identity, what was read ahead, keepsake, bridge, reading again. Returns the new cache, what was done,
     /// and the milliseconds of the carry alone. Failures name their route; that of a keepsake's writing is none.
     fn routes(
         &self,
         old: KvCache,
+        ahead: Option<KvCache>,
         keepsakes: &mut Vec<Keepsake>,
         (from, to): (RungIdx, RungIdx),
         loaded: &Loaded,
@@ -94,6 +100,19 @@ impl Engine {
         if same_weights && old.shape() == model.cache_shape() {
             let report = CarryReport::identity(&old, model);
             return Ok((old, report, ms_since(started)));
+        }
+        let ahead = ahead.filter(|ahead| ahead.shape() == model.cache_shape() && ahead.is_prefix_of(old.slots()));
+        let (ahead, begun) = self.worth_all(ahead, old.len(), model);
+        if let Some(ahead) = ahead {
+            match carry::take_over(ahead, old.slots(), model, &self.ledger, &self.calm) {
+                Ok((cache, report)) => {
+                    let carry_ms = ms_since(started);
+                    keepsakes.retain(|keepsake| keepsake.source() != model.source());
+                    self.keep(&old, keepsakes, (from, to), failures);
+                    return Ok((cache, report, carry_ms));
+                }
+                Err(error) => failures.push((Some(Route::ReadAhead), chain(&error))),
+            }
         }
         if let Some(at) = keepsakes.iter().position(|k| k.source() == model.source()) {
             let mut keepsake = keepsakes.remove(at);
@@ -114,7 +133,7 @@ impl Engine {
                     CarrySettings::within(target_ms * pace, bridge, model, Tokens::from(old.len()))
                 }
             };
-            let done = carry::carry(bridge, (&old, rope), model, settings, &self.ledger, &self.calm);
+            let done = carry::carry(bridge, (&old, rope), begun, model, settings, &self.ledger, &self.calm);
             done.map_err(|error| failures.push((Some(Route::Bridge), chain(&error)))).ok()
         });
         let (cache, report) = match carried {
@@ -122,13 +141,40 @@ impl Engine {
             None => carry::reread(old.slots(), old.limit(), model, &self.ledger, &self.calm)?,
         };
         let carry_ms = ms_since(started);
-        // Only now, so that the reader waits for the carry alone; and only on the way down.
-        if let (true, Some(folder), Some(rung)) = (to > from, &self.settings.keepsakes, rung) {
-            match Keepsake::save(&old, rung.source(), folder) {
+        self.keep(&old, keepsakes, (from, to), failures);
+        Ok((cache, report, carry_ms))
+    }
+
+    /// Whether the rest of what was read ahead is to be read natively, or is begun with by a carry over a bridge: as much is
+    /// read at once as a reader waits for.
+    fn worth_all(&self, ahead: Option<KvCache>, tokens: usize, model: &Model) -> (Option<KvCache>, Option<KvCache>) {
+        let Some(ahead) = ahead else { return (None, None) };
+        let left = tokens - ahead.len();
+        let flops = model.flops(model.config().layers, left, ahead.len());
+        let waits = match (self.settings.carry, self.flops_per_ms) {
+            (Effort::Stall { target_ms }, Some(pace)) => flops <= target_ms * pace,
+            _ => false,
+        };
+        if waits || left <= usize::from(self.settings.ahead.tokens) + 1 {
+            (Some(ahead), None)
+        } else {
+            (None, Some(ahead))
+        }
+    }
+
+    /// Keeps what a sequence leaves behind on its way down, after the carry, so that the reader waits for that alone.
+    fn keep(
+        &self,
+        old: &KvCache,
+        keepsakes: &mut Vec<Keepsake>,
+        (from, to): (RungIdx, RungIdx),
+        failures: &mut Vec<(Option<Route>, String)>,
+    ) {
+        if let (true, Some(folder), Some(rung)) = (to > from, &self.settings.keepsakes, self.ladder.rung(from)) {
+            match Keepsake::save(old, rung.source(), folder) {
                 Ok(keepsake) => keepsakes.push(keepsake),
                 Err(error) => failures.push((None, chain(&error))),
             }
         }
-        Ok((cache, report, carry_ms))
     }
 }

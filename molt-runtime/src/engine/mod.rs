@@ -1,8 +1,9 @@
 //! The engine: executes the scheduler's plans on real models. It runs on one thread and blocks; nothing here is
 //! asynchronous.
 
+mod ahead;
+mod background;
 mod carry;
-mod heal;
 mod prefix;
 mod reaction;
 mod sequence;
@@ -27,7 +28,9 @@ use molt_scheduler::{
     RungCost, Scheduler, SequenceId, TenantId, TenantSpec,
 };
 
-pub use heal::HealSettings;
+use ahead::Ahead;
+pub use ahead::{AheadSettings, Shadow};
+pub use background::HealSettings;
 use reaction::Reaction;
 pub use sequence::AnswerRequest;
 use sequence::Sequence;
@@ -66,6 +69,8 @@ pub struct EngineSettings {
     pub keepsakes: Option<PathBuf>,
     /// How much is read natively in the background after a carry.
     pub heal: HealSettings,
+    /// How much is read natively in the background before a sequence goes to another rung.
+    pub ahead: AheadSettings,
     /// How many ended conversations of each tenant keep their cache for the next turn.
     pub conversations: usize,
 }
@@ -75,7 +80,8 @@ impl Default for EngineSettings {
         // On most systems /tmp is memory again; /var/tmp is on disk (Filesystem Hierarchy Standard).
         let disk = PathBuf::from("/var/tmp");
         let folder = if disk.is_dir() { disk } else { std::env::temp_dir() };
-        Self { carry: Effort::default(), keepsakes: Some(folder), heal: HealSettings::default(), conversations: 4 }
+        let (heal, ahead) = (HealSettings::default(), AheadSettings::default());
+        Self { carry: Effort::default(), keepsakes: Some(folder), heal, ahead, conversations: 4 }
     }
 }
 
@@ -115,7 +121,9 @@ pub struct Engine {
     sequences: BTreeMap<SequenceId, Sequence>,
     /// What ended conversations have left.
     prefixes: Prefixes,
-    /// What the round's plan leaves of the budget for them.
+    /// What has been read where somebody may go next.
+    ahead: Ahead,
+    /// What the round's plan leaves of the budget for these.
     spare: Bytes,
     tenants: BTreeMap<TenantId, (String, Class)>,
     /// The budget that was told last.
@@ -176,7 +184,7 @@ impl Engine {
         let conversations = settings.conversations;
         let ropes = ladder.rungs().iter().map(|r| r.config().rope()).collect();
         Ok(Self {
-            scheduler: Scheduler::new(cost, Config { overhead, ..config }),
+            scheduler: Scheduler::new(cost, Config { overhead, catch_up: settings.ahead.catch_up, ..config }),
             ladder,
             settings,
             ledger: Ledger::new(),
@@ -188,6 +196,7 @@ impl Engine {
             loaded: BTreeMap::new(),
             sequences: BTreeMap::new(),
             prefixes: Prefixes::new(conversations),
+            ahead: Ahead::default(),
             spare: Bytes::ZERO,
             tenants: BTreeMap::new(),
             budget: None,
@@ -308,20 +317,24 @@ impl Engine {
             self.budget = Some(budget);
             self.tell(None, Event::Budget { budget_bytes: budget, usage_bytes: usage });
         }
-        self.progress.clear();
-        self.progress.extend(self.sequences.iter().map(|(id, s)| s.progress(*id)));
+        let mut progress = std::mem::take(&mut self.progress);
+        progress.clear();
+        progress.extend(self.sequences.iter().map(|(id, found)| found.progress(*id, self.is_ahead(*id, found))));
+        self.progress = progress;
         let ended: Vec<Sequence> =
             self.sequences.extract_if(.., |_, s| s.finished().is_some()).map(|(_, ended)| ended).collect();
         ended.into_iter().for_each(|ended| self.keep_prefix(ended));
         let mut plan = std::mem::take(&mut self.plan);
-        // What ended conversations have left goes before anybody bears a lever: the plan is made as if it were gone.
-        let usage_needed = self.usage() - self.prefixes.bytes();
+        // What ended conversations have left and what has been read ahead go before anybody bears a lever: the plan is made
+        // as if they were gone.
+        let usage_needed = self.usage() - self.prefixes.bytes() - self.ahead.bytes();
         let observation = Observation { now, budget, usage: usage_needed, progress: &self.progress };
         self.scheduler.round(&observation, &mut plan);
-        self.fit_prefixes(budget - plan.peak());
+        let spare = self.fit_ahead(&plan, budget - plan.peak());
+        self.fit_prefixes(spare);
         // What the plan is about to take counts as used: a budget that does not hold it interrupts a load.
         self.alarm.answer(Some(budget));
-        self.alarm.note(usage.max(plan.peak() + self.prefixes.bytes()));
+        self.alarm.note(usage.max(plan.peak() + self.prefixes.bytes() + self.ahead.bytes()));
         let pressure = usage.get() as f64 / budget.get().max(1) as f64;
         for action in plan.actions() {
             self.tell_lever(*action);
@@ -363,7 +376,7 @@ impl Engine {
         for rung in self.loaded.keys().copied().collect::<Vec<_>>() {
             self.step_together(rung, plan.steps());
         }
-        self.heal(plan.steps());
+        self.read_in_background(&plan, self.spare);
         self.plan = plan;
         events.append(&mut self.events);
     }
@@ -423,7 +436,10 @@ impl Engine {
         }
     }
 
-    fn load(&self, rung: RungIdx, stop: &StopFlag) -> Result<Loaded, ModelError> {
+    fn load(&mut self, rung: RungIdx, stop: &StopFlag) -> Result<Loaded, ModelError> {
+        if let Some(loaded) = self.ahead.take_loaded(rung) {
+            return Ok(loaded);
+        }
         let Some(entry) = self.ladder.rung(rung) else { unreachable!("the scheduler plans only rungs of the ladder") };
         let model = entry.load(&self.ledger, stop)?;
         Ok(Loaded { model, bridges: bridges_to(&self.ladder, rung, &self.ledger)? })

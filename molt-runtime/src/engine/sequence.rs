@@ -9,7 +9,7 @@ use molt_models::{Grammar, GrammarError, TextStream, Tokenizer};
 use molt_scheduler::units::{RungIdx, Tokens};
 use molt_scheduler::{Class, Progress, SequenceId, TenantId};
 
-use crate::engine::heal::Healing;
+use crate::engine::background::Healing;
 use crate::engine::prefix::Owner;
 use crate::engine::stop::StopText;
 use crate::event::{FinishReason, Likelihood};
@@ -193,15 +193,21 @@ impl Sequence {
     }
 
     /// As the scheduler wants to know it.
-    pub(super) fn progress(&self, sequence: SequenceId) -> Progress {
+    pub(super) fn progress(&self, sequence: SequenceId, ahead: Option<RungIdx>) -> Progress {
         Progress {
             sequence,
-            cached: Tokens::from(self.cache.as_ref().map_or(0, KvCache::len)),
+            ahead,
+            cached: self.cached(),
             // The last sampled token waits to be read with the next step; it is no prompt.
             prompt_left: Tokens::from((self.tokens.len() - self.read).saturating_sub(usize::from(self.decoding()))),
             answered: self.answered(),
             finished: self.finished.is_some(),
         }
+    }
+
+    /// Tokens in its cache.
+    pub(super) fn cached(&self) -> Tokens {
+        Tokens::from(self.cache.as_ref().map_or(0, KvCache::len))
     }
 
     fn decoding(&self) -> bool {

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+use molt_kv::background::BackgroundError;
 use molt_kv::cache::CacheError;
 use molt_kv::carry::CarryError;
 use molt_kv::decoder::Stopped;
-use molt_kv::heal::HealError;
+
 use molt_kv::keepsake::KeepsakeError;
 use molt_models::ModelError;
 
@@ -20,7 +21,7 @@ pub enum EvalError {
     Carry(#[from] CarryError),
     /// A healing.
     #[error(transparent)]
-    Heal(#[from] HealError),
+    Heal(#[from] BackgroundError),
     /// A keepsake.
     #[error(transparent)]
     Keepsake(#[from] KeepsakeError),

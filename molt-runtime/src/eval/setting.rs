@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use molt_kv::background::heal;
 use molt_kv::cache::KvCache;
-use molt_kv::carry::{CarrySettings, carry, restore};
+use molt_kv::carry::{CarrySettings, carry, restore, take_over};
 use molt_kv::decoder::{Decoder as _, StopFlag};
-use molt_kv::heal::heal;
 use molt_kv::keepsake::Keepsake;
 use molt_scheduler::units::Tokens;
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,8 @@ pub enum Setting {
     Faithful,
     /// A bridge, and then everything read again, left to right, into the same slots.
     Healed,
+    /// Read ahead on the destination while the conversation was elsewhere, but for the last tokens, which are read natively.
+    Shadowed,
     /// The destination's own cache, restored; the last tokens, written elsewhere in between, are read natively.
     Keepsake,
     /// As faithful, but no first token is read natively.
@@ -35,12 +37,16 @@ pub enum Setting {
     WithoutChosen,
 }
 
+/// Tokens that a shadow does not hold yet when it is taken over, at most: the engine reads eight at a time.
+const NOT_SHADOWED: usize = 8;
+
 /// Tokens that a keepsake does not hold yet when it is restored, at most; and at most a quarter of the context.
 const WRITTEN_SINCE: usize = 64;
 
 impl Setting {
     /// Those that the engine uses, in the order of the tables.
-    pub const ALL: [Self; 5] = [Self::Fast, Self::Default, Self::Faithful, Self::Healed, Self::Keepsake];
+    pub const ALL: [Self; 6] =
+        [Self::Fast, Self::Default, Self::Faithful, Self::Shadowed, Self::Healed, Self::Keepsake];
     /// The most faithful carry, and the same with one of its means taken away.
     pub const ABLATIONS: [Self; 4] = [Self::Faithful, Self::WithoutFirst, Self::WithoutWindow, Self::WithoutChosen];
 
@@ -50,7 +56,7 @@ impl Setting {
             Self::Fast => Some(CarrySettings::FAST),
             Self::Default | Self::Healed => Some(CarrySettings::default()),
             Self::Faithful => Some(CarrySettings::FAITHFUL),
-            Self::Keepsake => None,
+            Self::Shadowed | Self::Keepsake => None,
             Self::WithoutFirst => Some(CarrySettings { exact_first: Tokens::ZERO, ..CarrySettings::FAITHFUL }),
             Self::WithoutWindow => Some(CarrySettings { fed_window: Tokens::ZERO, ..CarrySettings::FAITHFUL }),
             Self::WithoutChosen => Some(CarrySettings { chosen_percent: 0, ..CarrySettings::FAITHFUL }),
@@ -64,6 +70,7 @@ impl Setting {
             Self::Default => "default",
             Self::Faithful => "faithful",
             Self::Healed => "healed",
+            Self::Shadowed => "shadowed",
             Self::Keepsake => "keepsake",
             Self::WithoutFirst => "without-first",
             Self::WithoutWindow => "without-window",
@@ -80,6 +87,13 @@ impl Setting {
         own: &mut KvCache,
     ) -> Result<(KvCache, Duration), EvalError> {
         let stop = StopFlag::new();
+        if self == Self::Shadowed {
+            own.truncate(source.len() - NOT_SHADOWED.min(source.len() / 4));
+            let shadow = own.prefix(own.len(), source.limit(), &pair.ledger)?;
+            let start = Instant::now();
+            let (cache, _) = take_over(shadow, source.slots(), &pair.destination, &pair.ledger, &stop)?;
+            return Ok((cache, start.elapsed()));
+        }
         let Some(settings) = self.carry_settings() else {
             own.truncate(source.len() - WRITTEN_SINCE.min(source.len() / 4));
             let mut keepsake = Keepsake::save(own, pair.destination.source(), &std::env::temp_dir())?;
@@ -91,7 +105,7 @@ impl Setting {
         let bridge = pair.bridge.as_ref().ok_or_else(|| EvalError::NoBridge { pair: pair.name() })?;
         let start = Instant::now();
         let ends = (source, pair.source.rope());
-        let (mut cache, _) = carry(bridge, ends, &pair.destination, settings, &pair.ledger, &stop)?;
+        let (mut cache, _) = carry(bridge, ends, None, &pair.destination, settings, &pair.ledger, &stop)?;
         if self == Self::Healed {
             while heal(&mut cache, &pair.destination, Tokens::MAX, &pair.ledger, &stop)? > Tokens::ZERO {}
         }

@@ -75,6 +75,10 @@ pub(super) fn record(event: &Event, overshoot_max: i64) {
             histogram!("molt_heal_seconds").record(heal_ms / 1e3);
             histogram!("molt_heal_wait_seconds").record(wait_ms_max / 1e3);
         }
+        Event::ReadAhead { tokens, read_ms, used, .. } => {
+            counter!("molt_read_ahead_tokens_total", "used" => used_name(*used)).increment(tokens.get());
+            histogram!("molt_read_ahead_seconds").record(read_ms / 1e3);
+        }
         Event::Load { rung, load_ms, .. } => {
             histogram!("molt_load_seconds", "rung" => rung_name(*rung)).record(load_ms / 1e3);
         }
@@ -200,7 +204,10 @@ pub(super) fn zeroes() {
             let _made = histogram!(name, "class" => class);
         }
     }
-    for route in [Route::Identity, Route::Bridge, Route::Keepsake, Route::Reread].map(route_name) {
+    for used in [false, true].map(used_name) {
+        none("molt_read_ahead_tokens_total", &[("used", used)]);
+    }
+    for route in Route::ALL.map(route_name) {
         for result in ["done", "failed"] {
             none("molt_switches_total", &[("route", route), ("result", result)]);
         }
@@ -216,7 +223,13 @@ pub(super) fn zeroes() {
     for kind in TroubleKind::ALL.map(trouble_name) {
         none("molt_troubles_total", &[("kind", kind)]);
     }
-    for name in ["molt_enforce_seconds", "molt_reaction_seconds", "molt_heal_seconds", "molt_heal_wait_seconds"] {
+    for name in [
+        "molt_enforce_seconds",
+        "molt_reaction_seconds",
+        "molt_heal_seconds",
+        "molt_heal_wait_seconds",
+        "molt_read_ahead_seconds",
+    ] {
         let _made = histogram!(name);
     }
     for reason in REASONS {
@@ -261,11 +274,16 @@ fn lever_name(kind: LeverKind) -> &'static str {
     }
 }
 
+fn used_name(used: bool) -> &'static str {
+    if used { "yes" } else { "no" }
+}
+
 fn route_name(route: Route) -> &'static str {
     match route {
         Route::Identity => "identity",
         Route::Bridge => "bridge",
         Route::Keepsake => "keepsake",
+        Route::ReadAhead => "read_ahead",
         Route::Reread => "reread",
     }
 }

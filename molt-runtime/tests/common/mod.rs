@@ -1,4 +1,5 @@
 //! An engine on `pocket` with one conversation in it, and time as data.
+#![allow(dead_code, reason = "each test file uses its part")]
 
 use std::num::NonZeroU16;
 use std::path::Path;
@@ -23,6 +24,10 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn new() -> Self {
+        Self::with(EngineSettings::default())
+    }
+
+    pub(crate) fn with(settings: EngineSettings) -> Self {
         let ladder = Arc::new(Ladder::open("pocket", Path::new("/nowhere")).unwrap());
         let text = include_str!("../../../texts/held-out/address-1909.txt");
         let mut prompt = ladder.tokenizer().encode(text).unwrap();
@@ -30,7 +35,7 @@ impl Run {
         // Up again as soon as there is room: time is not what is tested.
         let config =
             Config { patience: Span::from_millis(100), residence: Span::from_millis(100), ..Config::default() };
-        let mut engine = Engine::new(ladder, config, EngineSettings::default()).unwrap();
+        let mut engine = Engine::new(ladder, config, settings).unwrap();
         let spec = TenantSpec {
             class: Class::Foreground,
             weight: NonZeroU16::MIN,

@@ -69,6 +69,13 @@ pub(crate) enum News {
         tokens: Tokens,
         heal_ms: f64,
     },
+    ReadAhead {
+        tenant: String,
+        rung: RungIdx,
+        tokens: Tokens,
+        read_ms: f64,
+        used: bool,
+    },
     Load {
         rung: RungIdx,
         bytes: Bytes,
@@ -172,6 +179,10 @@ impl News {
             Self::Unpark { tenant, rung, .. } => format!("{tenant} runs again on {rung}"),
             Self::Healed { tenant, rung, tokens, heal_ms } => {
                 format!("{tenant} healed on {rung}: {tokens} read natively in {heal_ms:.0} ms")
+            }
+            Self::ReadAhead { tenant, rung, tokens, read_ms, used } => {
+                let then = if *used { "" } else { ", and forgotten" };
+                format!("{tenant} was read ahead on {rung}: {tokens} in {read_ms:.0} ms{then}")
             }
             Self::Load { rung, bytes, load_ms } => format!("{rung} loaded: {bytes} in {load_ms:.0} ms"),
             Self::Release { rung, bytes, release_ms } => format!("{rung} given back: {bytes} in {release_ms:.1} ms"),

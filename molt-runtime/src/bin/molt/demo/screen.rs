@@ -95,6 +95,10 @@ impl<'a> Screen<'a> {
             Event::Unpark { rung, .. } => self.line(out, &format!("runs again on {rung}")),
             Event::Healed { rung, tokens, heal_ms, .. } => self
                 .line(out, &format!("healed on {rung}: {tokens} read natively in the background in {heal_ms:.0} ms")),
+            Event::ReadAhead { rung, tokens, read_ms, used, .. } => {
+                let then = if *used { "" } else { ", and forgotten" };
+                self.line(out, &format!("read ahead on {rung}: {tokens} in the background in {read_ms:.0} ms{then}"))
+            }
             Event::Load { rung, bytes, load_ms } => {
                 self.line(out, &format!("{rung} loaded: {bytes} in {load_ms:.0} ms"))
             }
@@ -133,6 +137,7 @@ fn describe(switch: &Switch) -> String {
         Route::Identity => "same weights, the cache is taken as it is",
         Route::Bridge => "carried over the bridge",
         Route::Keepsake => "keepsake restored",
+        Route::ReadAhead => "it was read ahead there",
         Route::Reread => "read again",
     };
     let (mapped, saved) = (switch.mapped_tokens.get(), flops_saved_ratio * 100.0);

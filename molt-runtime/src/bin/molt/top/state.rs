@@ -200,6 +200,7 @@ impl State {
             }
             News::Refused { .. }
             | News::Healed { .. }
+            | News::ReadAhead { .. }
             | News::Limit { .. }
             | News::Reaction { .. }
             | News::Stall { .. }

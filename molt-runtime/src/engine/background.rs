@@ -1,10 +1,11 @@
-//! The background reader's use after a carry: between the rounds' steps it reads natively what a bridge has mapped.
+//! The background reader: between the rounds' steps it reads natively what a bridge has mapped, and where nothing is left to
+//! heal it reads ahead.
 
 use std::time::Instant;
 
-use molt_kv::heal;
-use molt_scheduler::Step;
-use molt_scheduler::units::Tokens;
+use molt_kv::background::heal;
+use molt_scheduler::units::{Bytes, Tokens};
+use molt_scheduler::{Plan, Step};
 
 use crate::engine::{Engine, ms_since};
 use crate::event::Event;
@@ -35,13 +36,20 @@ pub(super) struct Healing {
 }
 
 impl Engine {
+    /// What is read between the steps of a round and the next, where so much of the budget is to spare.
+    pub(super) fn read_in_background(&mut self, plan: &Plan, spare: Bytes) {
+        if !self.heal(plan.steps()) {
+            self.read_ahead(plan, spare);
+        }
+    }
+
     /// Heals a little of the first sequence that stepped and is not exact: the foreground's before batch's, for so they
-    /// stand among the steps.
-    pub(super) fn heal(&mut self, steps: &[Step]) {
+    /// stand among the steps. Whether there is anything to heal.
+    fn heal(&mut self, steps: &[Step]) -> bool {
         self.unhealed_rounds = self.unhealed_rounds.saturating_add(1);
         let HealSettings { tokens, every } = self.settings.heal;
-        if every == 0 || self.unhealed_rounds < every {
-            return;
+        if every == 0 {
+            return false;
         }
         for step in steps {
             let Some((sequence, loaded)) = self.sequences.get_mut(&step.sequence).zip(self.loaded.get(&step.rung))
@@ -52,10 +60,13 @@ impl Engine {
             if cache.is_exact() || sequence.finished.is_some() {
                 continue;
             }
+            if self.unhealed_rounds < every {
+                return true;
+            }
             self.unhealed_rounds = 0;
             let started = Instant::now();
             // Given up, or without memory for its buffers: memory is wanted, and there will be another round.
-            let Ok(healed) = heal::heal(cache, &loaded.model, tokens, &self.ledger, self.alarm.flag()) else { return };
+            let Ok(healed) = heal(cache, &loaded.model, tokens, &self.ledger, self.alarm.flag()) else { return true };
             let took = ms_since(started);
             let healing = &mut sequence.healing;
             healing.tokens += healed;
@@ -66,7 +77,8 @@ impl Engine {
                 let (tenant, rung) = (sequence.tenant.clone(), step.rung);
                 self.tell(Some(step.sequence), Event::Healed { tenant, rung, tokens, heal_ms, wait_ms_max });
             }
-            return;
+            return true;
         }
+        false
     }
 }
