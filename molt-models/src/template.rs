@@ -147,6 +147,55 @@ mod tests {
         check("{% include '/etc/passwd' %}", "other templates");
     }
 
+    /// With the meter between its instructions a template writes what it writes without.
+    #[test]
+    fn the_meter_changes_nothing_that_is_written() {
+        let call = json!({"type": "function", "function": {"name": "look", "arguments": {"at": [1, {"deep": "é"}]}}});
+        let messages = [
+            Message::new("system", "Be brief.\nVery."),
+            Message::new("user", " Hi <there> & \"you\" "),
+            Message {
+                tool_calls: vec![call.clone()],
+                ..Message::new("assistant", "<think>\nwell\n</think>\n\nHello.")
+            },
+            Message { tool_call_id: Some("1".to_owned()), ..Message::new("tool", "rain") },
+        ];
+        let check = |source: &str, tools: &[Value]| {
+            let metered = ChatTemplate::new(source, Some("<s>")).unwrap().render(&messages, tools).unwrap();
+            let mut plain = minijinja::Environment::new();
+            plain.set_trim_blocks(true);
+            plain.set_lstrip_blocks(true);
+            plain.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+            let ours = filters::environment(&Meter::of_input(&[]).unwrap());
+            plain.add_filter("tojson", move |value: Jinja, indent: minijinja::value::Kwargs| {
+                let indent: Option<usize> = indent.get("indent")?;
+                let call = indent.map_or("value | tojson".to_owned(), |n| format!("value | tojson(indent={n})"));
+                let text = ours.compile_expression(&call)?.eval(context! { value })?;
+                Ok::<_, minijinja::Error>(Jinja::from_safe_string(text.to_string()))
+            });
+            let tools = (!tools.is_empty()).then_some(tools);
+            let variables = context! { messages, tools, add_generation_prompt => true, bos_token => "<s>" };
+            assert_eq!(metered, plain.render_str(source, variables).unwrap(), "{source}");
+        };
+        for source in [
+            include_str!("../../fuzz/corpus/template/good-chatml"),
+            include_str!("../../fuzz/corpus/template/good-macros"),
+            include_str!("../../fuzz/corpus/template/good-plain"),
+            "{% for m in messages recursive %}{{ m.role }}{% if m.tool_calls %}{{ loop(m.tool_calls) }}{% endif %}{% endfor %}",
+            "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{% if loop.first %}{% continue %}{% endif %}\
+             {{ 3 * loop.index }} {{ 1.5 * 2 }} {{ 'a' ~ 1 }} {{ '-' * 3 }} {{ 2 ** 3 }}{% else %}none{% endfor %}",
+            "{% set x %}{% for i in range(5, 1, -2) %}{{ i }},{% endfor %}{% endset %}{{ x }}{{ range(4)[1:] | list }}",
+            "{% macro wrap(t) %}<{{ t }}{{ caller() }}>{% endmacro %}{% call wrap('b') %}in{% endcall %}\
+             {% filter upper %}up {{ messages[0].content | indent }}{% endfilter %}{{ undefined_thing or 'none' }}",
+            "{{ messages[0].content.replace('e', 'E', 1) }}{{ ', '.join(['a', 1]) }}{{ [1, none, 'x'] | join('-') }}\
+             {{ messages[-1]['content'] is defined and messages | length == 4 }}{{ {'a': [1, 2]} }}",
+            "{% with a = messages | map(attribute='role') | list %}{{ a | first }}{{ a[::-1] }}{{ a | sort | last }}{% endwith %}",
+        ] {
+            check(source, &[]);
+            check(source, &[json!({"type": "function", "function": {"name": "look", "parameters": {"a": null}}})]);
+        }
+    }
+
     /// What a template makes is bounded by what it is given, however it goes about it.
     #[test]
     fn a_greedy_template_is_refused() {
