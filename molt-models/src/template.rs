@@ -143,6 +143,14 @@ mod tests {
         check(&"{{ 1 }}".repeat(50_000), "bytes");
         check(&format!("{{{{ {}1 }}}}", "1 + ".repeat(9_999)), "words");
         check(&format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(999)), "branches");
+        // What is made of constants is made by the compiler, before anything runs.
+        let constants = "multiplies constants";
+        check("{% set a = 'x' * 100000000 %}", constants);
+        check("{% if 0 %}{{ (10000 * 'x') * 10000 }}{% endif %}", constants);
+        check("{{ 'x' * 10 ** 8 }}", constants);
+        check("{{ 'x' * (9999 + 9999) * 999 }}", constants);
+        check("{{ 7 in [1, 2] * 100000000 }}", constants);
+        check(&"{{ 'x' * 99999 }}".repeat(99), constants);
         check("{% block a %}{% endblock %}", "several files");
         check("{% include '/etc/passwd' %}", "other templates");
     }
@@ -183,7 +191,7 @@ mod tests {
             include_str!("../../fuzz/corpus/template/good-plain"),
             "{% for m in messages recursive %}{{ m.role }}{% if m.tool_calls %}{{ loop(m.tool_calls) }}{% endif %}{% endfor %}",
             "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{% if loop.first %}{% continue %}{% endif %}\
-             {{ 3 * loop.index }} {{ 1.5 * 2 }} {{ 'a' ~ 1 }} {{ '-' * 3 }} {{ 2 ** 3 }}{% else %}none{% endfor %}",
+             {{ 3 * loop.index }} {{ 2.0 * loop.index }} {{ 'a' ~ 1 }} {{ '-' * 3 }} {{ 2 ** 3 }}{% else %}none{% endfor %}",
             "{% set x %}{% for i in range(5, 1, -2) %}{{ i }},{% endfor %}{% endset %}{{ x }}{{ range(4)[1:] | list }}",
             "{% macro wrap(t) %}<{{ t }}{{ caller() }}>{% endmacro %}{% call wrap('b') %}in{% endcall %}\
              {% filter upper %}up {{ messages[0].content | indent }}{% endfilter %}{{ undefined_thing or 'none' }}",
@@ -212,6 +220,7 @@ mod tests {
         check("{% set ns.x = ns.x + ns.x %}", memory);
         check("{% set ns.x = ns.x * 3 %}", memory);
         check("{% set ns.x = ns.x * 1152921504606846976 %}", memory);
+        check("{% set n = 1152921504606846976 %}{% set ns.x = [1, 2] * n %}", "cannot multiply");
         check("{% set ns.x = ns.x | replace('', ns.x) %}", memory);
         check("{% set ns.x = ns.x.replace('a', ns.x) %}", memory);
         check("{% set ns.x = ns.x | indent(99999999, true) %}", memory);

@@ -96,7 +96,8 @@ fn method_of(
 
 fn times(meter: &Meter, left: &Value, right: &Value) -> Result<Value, Error> {
     let float = |value: &Value| f64::try_from(value.clone()).ok();
-    if let (Ok(a), Ok(b)) = (i64::try_from(left.clone()), i64::try_from(right.clone())) {
+    if left.is_integer() && right.is_integer() {
+        let (a, b) = (i64::try_from(left.clone())?, i64::try_from(right.clone())?);
         return a.checked_mul(b).map(Value::from).ok_or_else(|| wrong(format!("{a} * {b} is too large")));
     }
     if let (Some(a), Some(b)) = (float(left), float(right)) {

@@ -10,6 +10,8 @@ const SOURCE: usize = 256 << 10;
 /// Most words between two delimiters, and most branches of one choice: parsers go as deep as an expression is long.
 const WORDS: usize = 1_000;
 const BRANCHES: usize = 250;
+/// What the compiler may compute from constants: it does so before anything is measured.
+const CONSTANTS: usize = 1 << 20;
 
 /// The filter that takes a value into the account.
 pub(super) const KEEP: &str = "%keep";
@@ -72,6 +74,8 @@ fn metered<'a>(plain: &Instruction<'a>, moved: &dyn Fn(u32) -> u32) -> Result<Ve
         | I::EndCapture
         | I::BuildMap(_)
         | I::BuildList(_) => vec![plain.clone(), filter(KEEP, 1)],
+        // A repeated list is computed as it is read, and may have been made of constants by the compiler.
+        I::LoadConst(value) if value.as_object().is_some() => vec![plain.clone(), filter(KEEP, 1)],
         I::Mul => vec![filter(TIMES, 2), filter(KEEP, 1)],
         I::SetAttr(_) => vec![I::Swap, filter(PLAIN, 1), I::Swap, plain.clone()],
         I::Iterate(to) => vec![I::Iterate(moved(*to))],
@@ -96,18 +100,64 @@ fn check_size(source: &str) -> Result<(), String> {
         return Err(format!("it has {} bytes, at most {SOURCE} are read", source.len()));
     }
     let (mut words, mut branches, mut opening) = (0, 0, false);
+    let (mut product, mut constants) = (Product::default(), 0usize);
     for token in tokenize(source, false, SyntaxConfig::default(), SPACE) {
         let (token, span) = token.map_err(|e| format!("{e:#}"))?;
         match token {
-            Token::BlockStart | Token::VariableStart => words = 0,
+            Token::BlockStart | Token::VariableStart => {
+                words = 0;
+                product = Product::default();
+            }
+            Token::BlockEnd | Token::VariableEnd => constants = constants.saturating_add(product.bound()),
             Token::Ident("elif") if opening => branches += 1,
             _ => words += 1,
         }
+        product.see(&token);
         opening = matches!(token, Token::BlockStart);
+        let line = span.start_line;
         if words > WORDS || branches > BRANCHES {
-            let line = span.start_line;
             return Err(format!("it has more than {WORDS} words in one place, or {BRANCHES} branches, at line {line}"));
+        }
+        if constants > CONSTANTS {
+            return Err(format!("it multiplies constants to more than {CONSTANTS} bytes, at line {line}"));
         }
     }
     Ok(())
+}
+
+/// How large a product of what stands between two delimiters can be at most: adding and multiplying numbers, each used once,
+/// gives no more than the product of all of them, each greater by one.
+#[derive(Default)]
+struct Product {
+    multiplies: bool,
+    repeatable: bool,
+    endless: bool,
+    bytes: usize,
+    factor: usize,
+}
+
+impl Product {
+    fn see(&mut self, token: &Token<'_>) {
+        self.bytes += 1;
+        match token {
+            Token::Mul => self.multiplies = true,
+            Token::Pow | Token::Div | Token::Float(_) | Token::Int128(_) => self.endless = true,
+            Token::BracketOpen => self.repeatable = true,
+            Token::Str(text) => (self.repeatable, self.bytes) = (true, self.bytes + text.len()),
+            Token::String(text) => (self.repeatable, self.bytes) = (true, self.bytes + text.len()),
+            Token::Int(number) => {
+                let number = usize::try_from(*number).unwrap_or(usize::MAX);
+                self.factor = self.factor.max(1).saturating_mul(number.saturating_add(1));
+            }
+            _ => {}
+        }
+    }
+
+    fn bound(&self) -> usize {
+        match (self.multiplies && self.repeatable, self.endless) {
+            (false, _) => 0,
+            (true, true) => usize::MAX,
+            (true, false) => self.bytes.saturating_mul(self.factor.max(1)),
+        }
+    }
 }
