@@ -1,5 +1,6 @@
 //! What comes from outside harms nothing: every committed seed and many changes of it go through the functions that are
 //! fuzzed. They are taken, or refused by name; nothing panics, and nothing takes memory because a file says so.
+#![allow(clippy::unwrap_used, reason = "a test may stop where its ground is missing")]
 
 // A crate of its own where it is fuzzed.
 #[allow(unreachable_pub)]

@@ -29,7 +29,7 @@ const SPACE: WhitespaceConfig =
 /// What is wrong with it.
 pub(super) fn compile(source: &str) -> Result<Instructions<'_>, String> {
     check_size(source)?;
-    let tree = parse(source, "chat", SyntaxConfig::default(), SPACE).map_err(|e| format!("{e:#}"))?;
+    let tree = parse(source, "chat", SyntaxConfig, SPACE).map_err(|e| format!("{e:#}"))?;
     let mut generator = CodeGenerator::new("chat", source);
     generator.compile_stmt(&tree);
     let (plain, blocks) = generator.finish();
@@ -101,7 +101,7 @@ fn check_size(source: &str) -> Result<(), String> {
     }
     let (mut words, mut branches, mut opening) = (0, 0, false);
     let (mut product, mut constants) = (Product::default(), 0usize);
-    for token in tokenize(source, false, SyntaxConfig::default(), SPACE) {
+    for token in tokenize(source, false, SyntaxConfig, SPACE) {
         let (token, span) = token.map_err(|e| format!("{e:#}"))?;
         match token {
             Token::BlockStart | Token::VariableStart => {
