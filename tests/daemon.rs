@@ -97,6 +97,11 @@ impl Daemon {
         self.log.wait_for(text).unwrap_or_else(|said| panic!("the daemon never said {text:?}: {said:#?}"))
     }
 
+    /// All that it has said so far.
+    pub fn said(&self) -> Vec<String> {
+        self.log.lines.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
+    }
+
     /// The configuration file of a daemon that was started with one.
     pub fn config(&self) -> PathBuf {
         self.folder.as_ref().expect("the daemon has a configuration").path().join("moltd.toml")

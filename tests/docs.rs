@@ -1,6 +1,7 @@
-//! What the documents show of `moltd`, links between them, and the tests that they name.
+//! What the documents show of `moltd`, links between them, the tests that they name, and the list of unsafe code.
 #![allow(clippy::unwrap_used, reason = "a test may stop where its ground is missing")]
 
+use std::collections::BTreeMap;
 use std::process::Command;
 
 use molt_tests::{program, root};
@@ -46,16 +47,17 @@ fn links_lead_somewhere() {
     assert!(seen >= 10, "only {seen} links were found");
 }
 
-/// Everything in the repository that is Rust.
-fn sources() -> String {
-    let (mut folders, mut all) = (vec![root()], String::new());
+/// Everything in the repository that is Rust: its path from the root, and its text.
+fn sources() -> BTreeMap<String, String> {
+    let (mut folders, mut all) = (vec![root()], BTreeMap::new());
     while let Some(folder) = folders.pop() {
         for path in std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()) {
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
             if path.is_dir() && name != "target" && !name.starts_with('.') {
                 folders.push(path);
             } else if name.ends_with(".rs") {
-                all += &std::fs::read_to_string(&path).unwrap();
+                let from_root = path.strip_prefix(root()).unwrap().display().to_string();
+                all.insert(from_root, std::fs::read_to_string(&path).unwrap());
             }
         }
     }
@@ -63,8 +65,28 @@ fn sources() -> String {
 }
 
 #[test]
+fn the_list_of_unsafe_code_is_true() {
+    // Put together here, so that this file does not count.
+    let marks = ["{", "fn", "impl", "extern"].map(|what| ["unsafe", what].join(" "));
+    let in_source = |text: &str| marks.iter().map(|mark| text.matches(mark.as_str()).count()).sum::<usize>();
+    let sources = sources().into_iter();
+    let found: BTreeMap<String, usize> =
+        sources.map(|(path, text)| (path, in_source(&text))).filter(|(_, count)| *count > 0).collect();
+    let page = std::fs::read_to_string(root().join("docs/unsafe.md")).unwrap();
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
+    let listed: BTreeMap<String, usize> = rows
+        .map(|(path, rest)| {
+            let (count, why) = rest.split_once(" | ").unwrap();
+            assert!(why.len() > 20, "{path} has no reason");
+            (path.to_owned(), count.parse().unwrap())
+        })
+        .collect();
+    assert_eq!(listed, found, "docs/unsafe.md (left) is not what the sources hold (right)");
+}
+
+#[test]
 fn tests_that_are_named_as_proof_exist() {
-    let sources = sources();
+    let sources: String = sources().into_values().collect();
     for page in ["docs/complaints.md", "SPECIFICATION.md"] {
         let text = std::fs::read_to_string(root().join(page)).unwrap();
         let word =

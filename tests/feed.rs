@@ -4,7 +4,7 @@
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 
-use molt_tests::daemon::{Daemon, chunks};
+use molt_tests::daemon::{Daemon, chunks, over_tcp, request};
 use molt_tests::program;
 use serde_json::{Value, json};
 
@@ -92,4 +92,42 @@ fn molt_events_prints_lines_for_people_and_programs() {
     assert!(programs.wait().unwrap().success());
     people.kill().unwrap();
     people.wait().unwrap();
+}
+
+/// With the log as loud as it goes: what was asked, answered, called or refused is in none of what others read.
+#[test]
+fn logs_and_metrics_hold_nothing_of_what_is_said() {
+    let mut daemon = Daemon::start_with("log = \"events\"", &["--metrics-listen", "127.0.0.1:0"]);
+    let metrics = daemon.says("metrics on http://");
+    let secret = "xylophone-4711";
+    let (status, answer) = daemon.ask("POST", "/v1/chat/completions", &chat(secret, json!({"max_tokens": 20})));
+    assert_eq!(status, 200, "{answer}");
+    let words = answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    let tool = json!({"type": "function", "function": {"name": secret, "description": secret}});
+    for refused in [
+        json!({"max_tokens": 1_000_000, "stop": secret}),
+        json!({"mood": secret}),
+        json!({"response_format": {"type": secret}}),
+        json!({"tools": [tool], "tool_choice": "any"}),
+    ] {
+        let (status, said) = daemon.ask("POST", "/v1/chat/completions", &chat(secret, refused));
+        assert!((400..500).contains(&status), "{said}");
+    }
+    let address = metrics.split("http://").nth(1).unwrap().split('/').next().unwrap();
+    let counted = over_tcp(address, &request(None, "GET", "/metrics", "localhost", b"")).body;
+    assert!(counted.contains("molt_"), "{counted}");
+    daemon.signal("TERM");
+    assert!(daemon.ended_well());
+    let log = daemon.said().join("\n");
+    assert!(log.contains("\"event\":\"load\""), "the log is on: {log}");
+    for (name, text) in [("log", &log), ("metrics", &counted)] {
+        let said = words.split_whitespace().chain([secret]).find(|word| word.len() > 6 && text.contains(*word));
+        assert_eq!(said, None, "is in the {name}: {text}");
+    }
+}
+
+fn chat(said: &str, more: Value) -> Vec<u8> {
+    let mut body = json!({"messages": [{"role": "user", "content": said}]});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body.to_string().into_bytes()
 }

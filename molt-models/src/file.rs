@@ -2,6 +2,7 @@
 //! claim; a [`ModelFile`] has been checked against the bytes that are there.
 
 mod gguf;
+mod header;
 mod safetensors;
 
 use std::collections::BTreeMap;
@@ -194,13 +195,31 @@ impl ModelFile {
     }
 }
 
-/// A tensor's place in a file of `len` bytes, checked.
+/// A tensor's place in a file of `len` bytes, checked. One of no bytes is refused: it could claim any number of rows.
 fn place(path: &Path, name: &str, start: u64, bytes: u64, len: usize) -> Result<Range<usize>, ModelError> {
+    if bytes == 0 {
+        let reason = "holds nothing".to_owned();
+        return Err(ModelError::Tensor { path: path.to_owned(), tensor: name.to_owned(), reason });
+    }
     let has = len as u64;
     let needs = start.saturating_add(bytes);
     let range = usize::try_from(start).ok().zip(usize::try_from(needs).ok());
     match range {
         Some((start, end)) if needs <= has => Ok(start..end),
         _ => Err(ModelError::Truncated { path: PathBuf::from(path), tensor: name.to_owned(), needs, has }),
+    }
+}
+
+/// Refuses tensors that share bytes: no writer makes them, and a file of a few bytes could claim any number of them.
+fn apart(path: &Path, tensors: &BTreeMap<String, TensorEntry>) -> Result<(), ModelError> {
+    let mut places: Vec<_> = tensors.iter().collect();
+    places.sort_by_key(|(_, tensor)| tensor.range.start);
+    match places.windows(2).find(|pair| pair[1].1.range.start < pair[0].1.range.end) {
+        None => Ok(()),
+        Some(pair) => Err(ModelError::Tensor {
+            path: path.to_owned(),
+            tensor: pair[1].0.clone(),
+            reason: format!("lies over tensor {}", pair[0].0),
+        }),
     }
 }

@@ -1,20 +1,22 @@
 //! Chat templates: the Jinja text inside a model file turns messages into a prompt.
 //!
-//! A template comes from whoever made the file. It runs with a bounded number of steps and without access to files; the
-//! memory that its steps take is not bounded.
+//! A template comes from whoever made the file. It runs with a bounded number of steps (`filters.rs`), with memory in
+//! proportion to what it is given (`meter.rs`, `program.rs`), and without access to files.
 
-use std::io;
+mod filters;
+mod meter;
+mod program;
 
-use minijinja::value::{Kwargs, Value as Jinja};
-use minijinja::{Environment, context};
+use std::collections::BTreeMap;
+
+use minijinja::machinery::{Vm, make_string_output};
+use minijinja::value::Value as Jinja;
+use minijinja::{AutoEscape, context};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use serde_json::ser::{Formatter, PrettyFormatter};
 
 use crate::error::ModelError;
-
-/// Steps that a template may take: some thousand times what a long conversation needs.
-const FUEL: u64 = 5_000_000;
+use meter::Meter;
 
 /// What opens and closes a call of a tool, in the form of Hermes and Qwen, which is the one that Molt reads.
 pub const TOOL_CALL: (&str, &str) = ("<tool_call>", "</tool_call>");
@@ -44,33 +46,24 @@ impl Message {
     }
 }
 
-/// A chat template, parsed.
+/// A chat template that can be run.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    source: String,
     bos: String,
     knows_tools: bool,
 }
 
 impl ChatTemplate {
-    /// Parses a template.
+    /// Checks a template.
     pub fn new(source: &str, bos: Option<&str>) -> Result<Self, ModelError> {
-        let mut environment = Environment::new();
-        environment.set_fuel(Some(FUEL));
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
-            Err(minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, message))
-        });
-        environment.add_filter("tojson", to_json);
-        environment
-            .add_template_owned("chat", source.to_owned())
-            .map_err(|e| ModelError::Template(format!("{e:#}")))?;
-        let reads_tools =
-            environment.get_template("chat").is_ok_and(|chat| chat.undeclared_variables(false).contains("tools"));
-        let knows_tools = reads_tools && source.contains(TOOL_CALL.0);
-        Ok(Self { environment, bos: bos.unwrap_or_default().to_owned(), knows_tools })
+        program::compile(source).map_err(ModelError::Template)?;
+        let error = |e: minijinja::Error| ModelError::Template(format!("{e:#}"));
+        let nothing = Meter::of_input(&[]).map_err(error)?;
+        let environment = filters::environment(&nothing);
+        let parsed = environment.template_from_named_str("chat", source).map_err(error)?;
+        let knows_tools = parsed.undeclared_variables(false).contains("tools") && source.contains(TOOL_CALL.0);
+        Ok(Self { source: source.to_owned(), bos: bos.unwrap_or_default().to_owned(), knows_tools })
     }
 
     /// Whether it tells a model of tools and has it call them in the form of [`TOOL_CALL`].
@@ -81,50 +74,18 @@ impl ChatTemplate {
     /// The prompt for these messages and tools, open for the assistant's answer.
     pub fn render(&self, messages: &[Message], tools: &[Value]) -> Result<String, ModelError> {
         let error = |e: minijinja::Error| ModelError::Template(format!("{e:#}"));
-        let template = self.environment.get_template("chat").map_err(error)?;
         // Templates ask whether there is such a variable.
         let tools = (!tools.is_empty()).then_some(tools);
-        template
-            .render(context! { messages, tools, add_generation_prompt => true, bos_token => self.bos })
-            .map_err(error)
-    }
-}
-
-/// JSON as Python writes it, which is what models have read: a space after each comma and colon, nothing escaped that need
-/// not be.
-fn to_json(value: &Jinja, options: Kwargs) -> Result<Jinja, minijinja::Error> {
-    let wrong =
-        |e: &dyn std::fmt::Display| minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, e.to_string());
-    let indent: Option<usize> = options.get("indent")?;
-    // Python has more options; none of them changes what a model is told.
-    let _ignored: (Option<bool>, Option<bool>) = (options.get("ensure_ascii")?, options.get("sort_keys")?);
-    options.assert_all_used()?;
-    let mut written = Vec::new();
-    let done = match indent {
-        Some(indent) => {
-            let indent = " ".repeat(indent.min(16));
-            let style = PrettyFormatter::with_indent(indent.as_bytes());
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut written, style))
-        }
-        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut written, Python)),
-    };
-    done.map_err(|e| wrong(&e))?;
-    String::from_utf8(written).map(Jinja::from_safe_string).map_err(|e| wrong(&e))
-}
-
-struct Python;
-
-impl Formatter for Python {
-    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(b": ")
+        let (messages, tools) = (Jinja::from_serialize(messages), Jinja::from_serialize(tools));
+        let meter = Meter::of_input(&[&messages, &tools]).map_err(error)?;
+        let environment = filters::environment(&meter);
+        let program = program::compile(&self.source).map_err(ModelError::Template)?;
+        let variables = context! { messages, tools, add_generation_prompt => true, bos_token => self.bos };
+        let (mut prompt, no_blocks) = (String::new(), BTreeMap::new());
+        let mut out = make_string_output(&mut prompt);
+        Vm::new(&environment).eval(&program, variables, &no_blocks, &mut out, AutoEscape::None).map_err(error)?;
+        drop(out);
+        Ok(prompt)
     }
 }
 
@@ -168,13 +129,118 @@ mod tests {
 
     #[test]
     fn a_bad_template_is_refused_and_an_endless_one_ends() {
-        let reason = ChatTemplate::new("{% for %}", None).unwrap_err().to_string();
-        assert!(reason.contains("chat"), "{reason}");
-        let endless = "{% for a in range(9999) %}{% for b in range(9999) %}x{% endfor %}{% endfor %}";
-        let reason = ChatTemplate::new(endless, None).unwrap().render(&[], &[]).unwrap_err().to_string();
-        assert!(reason.contains("fuel"), "{reason}");
-        let refusing = "{{ raise_exception('roles must alternate') }}";
-        let reason = ChatTemplate::new(refusing, None).unwrap().render(&[], &[]).unwrap_err().to_string();
-        assert!(reason.contains("roles must alternate"), "{reason}");
+        let check = |source: &str, part: &str| {
+            let rendered =
+                ChatTemplate::new(source, None).and_then(|t| t.render(&[Message::new("user", "secret")], &[]));
+            let reason = rendered.unwrap_err().to_string();
+            assert!(reason.contains(part), "{part:?} is not in {reason}");
+            assert!(!reason.contains("secret"), "what people say is in {reason}");
+        };
+        check("{% for %}", "chat");
+        check("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "fuel");
+        check("{{ raise_exception('roles must alternate') }}", "roles must alternate");
+        check("{% set x = messages[0].content %}{{ x + 1 }}", "+ operator");
+        check(&"{{ 1 }}".repeat(50_000), "bytes");
+        check(&format!("{{{{ {}1 }}}}", "1 + ".repeat(9_999)), "words");
+        check(&format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(999)), "branches");
+        // What is made of constants is made by the compiler, before anything runs.
+        let constants = "multiplies constants";
+        check("{% set a = 'x' * 100000000 %}", constants);
+        check("{% if 0 %}{{ (10000 * 'x') * 10000 }}{% endif %}", constants);
+        check("{{ 'x' * 10 ** 8 }}", constants);
+        check("{{ 'x' * (9999 + 9999) * 999 }}", constants);
+        check("{{ 7 in [1, 2] * 100000000 }}", constants);
+        check(&"{{ 'x' * 99999 }}".repeat(99), constants);
+        check("{% block a %}{% endblock %}", "several files");
+        check("{% include '/etc/passwd' %}", "other templates");
+    }
+
+    /// With the meter between its instructions a template writes what it writes without.
+    #[test]
+    fn the_meter_changes_nothing_that_is_written() {
+        let call = json!({"type": "function", "function": {"name": "look", "arguments": {"at": [1, {"deep": "é"}]}}});
+        let messages = [
+            Message::new("system", "Be brief.\nVery."),
+            Message::new("user", " Hi <there> & \"you\" "),
+            Message {
+                tool_calls: vec![call.clone()],
+                ..Message::new("assistant", "<think>\nwell\n</think>\n\nHello.")
+            },
+            Message { tool_call_id: Some("1".to_owned()), ..Message::new("tool", "rain") },
+        ];
+        let check = |source: &str, tools: &[Value]| {
+            let metered = ChatTemplate::new(source, Some("<s>")).unwrap().render(&messages, tools).unwrap();
+            let mut plain = minijinja::Environment::new();
+            plain.set_trim_blocks(true);
+            plain.set_lstrip_blocks(true);
+            plain.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+            let ours = filters::environment(&Meter::of_input(&[]).unwrap());
+            plain.add_filter("tojson", move |value: Jinja, indent: minijinja::value::Kwargs| {
+                let indent: Option<usize> = indent.get("indent")?;
+                let call = indent.map_or("value | tojson".to_owned(), |n| format!("value | tojson(indent={n})"));
+                let text = ours.compile_expression(&call)?.eval(context! { value })?;
+                Ok::<_, minijinja::Error>(Jinja::from_safe_string(text.to_string()))
+            });
+            let tools = (!tools.is_empty()).then_some(tools);
+            let variables = context! { messages, tools, add_generation_prompt => true, bos_token => "<s>" };
+            assert_eq!(metered, plain.render_str(source, variables).unwrap(), "{source}");
+        };
+        for source in [
+            include_str!("../../fuzz/corpus/template/good-chatml"),
+            include_str!("../../fuzz/corpus/template/good-macros"),
+            include_str!("../../fuzz/corpus/template/good-plain"),
+            "{% for m in messages recursive %}{{ m.role }}{% if m.tool_calls %}{{ loop(m.tool_calls) }}{% endif %}{% endfor %}",
+            "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{% if loop.first %}{% continue %}{% endif %}\
+             {{ 3 * loop.index }} {{ 2.0 * loop.index }} {{ 'a' ~ 1 }} {{ '-' * 3 }} {{ 2 ** 3 }}{% else %}none{% endfor %}",
+            "{% set x %}{% for i in range(5, 1, -2) %}{{ i }},{% endfor %}{% endset %}{{ x }}{{ range(4)[1:] | list }}",
+            "{% macro wrap(t) %}<{{ t }}{{ caller() }}>{% endmacro %}{% call wrap('b') %}in{% endcall %}\
+             {% filter upper %}up {{ messages[0].content | indent }}{% endfilter %}{{ undefined_thing or 'none' }}",
+            "{{ messages[0].content.replace('e', 'E', 1) }}{{ ', '.join(['a', 1]) }}{{ [1, none, 'x'] | join('-') }}\
+             {{ messages[-1]['content'] is defined and messages | length == 4 }}{{ {'a': [1, 2]} }}",
+            "{% with a = messages | map(attribute='role') | list %}{{ a | first }}{{ a[::-1] }}{{ a | sort | last }}{% endwith %}",
+        ] {
+            check(source, &[]);
+            check(source, &[json!({"type": "function", "function": {"name": "look", "parameters": {"a": null}}})]);
+        }
+    }
+
+    /// What a template makes is bounded by what it is given, however it goes about it.
+    #[test]
+    fn a_greedy_template_is_refused() {
+        let check = |body: &str, part: &str| {
+            let source = format!(
+                "{{% set ns = namespace(x='ab', l=[1]) %}}{{% for i in range(100000) %}}{body}{{% endfor %}}{{{{ ns.x }}}}"
+            );
+            let template = ChatTemplate::new(&source, None).unwrap();
+            let reason = template.render(&[Message::new("user", "Hi")], &[]).unwrap_err().to_string();
+            assert!(reason.contains(part), "{body}: {part:?} is not in {reason}");
+        };
+        let memory = "more memory";
+        check("{% set ns.x = ns.x ~ ns.x %}", memory);
+        check("{% set ns.x = ns.x + ns.x %}", memory);
+        check("{% set ns.x = ns.x * 3 %}", memory);
+        check("{% set ns.x = ns.x * 1152921504606846976 %}", memory);
+        check("{% set n = 1152921504606846976 %}{% set ns.x = [1, 2] * n %}", "cannot multiply");
+        check("{% set ns.x = ns.x | replace('', ns.x) %}", memory);
+        check("{% set ns.x = ns.x.replace('a', ns.x) %}", memory);
+        check("{% set ns.x = ns.x | indent(99999999, true) %}", memory);
+        check("{% set ns.x = [ns.x, ns.x] | join(ns.x) %}", memory);
+        check("{% set ns.x = ns.x.join([1, 2, 3]) %}", memory);
+        check("{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}", memory);
+        check("{% set ns.x %}{{ ns.x }} and so on{% endset %}", memory);
+        check("{% set ns.x = [ns.x, ns.x] %}", memory);
+        check("{% set ns.x = {'a': ns.x, 'b': ns.x} %}", memory);
+        check("{% set ns.x = [ns.x, ns.x] | tojson(indent=16) %}", memory);
+        check("{% set ns.x = ns.x | upper | list | string %}", memory);
+        check("{% set ns.l = ns.l + ns.l %}", memory);
+        check("{% set ns.l = ns.l + [i] %}", memory);
+        check("{% set ns.l = range(99999) | list %}", memory);
+        check("{% macro f(x) %}{{ x }}{{ x }}{% endmacro %}{% set ns.x = f(ns.x) %}", memory);
+        check("only what stands in the template, again and again", memory);
+        check("{% set ns.x = [ns.x] %}", "deeply");
+        check("{% set ns.me = ns %}", "namespace into another");
+        check("{% set ns.me = [ns] %}", "namespace into another");
+        check("{% set ns.l = ns.l | batch(999999999, 1) %}", "batch is unknown");
+        check("{% set ns.x = '%999999999d'.format(1) %}", "format is not supported");
     }
 }

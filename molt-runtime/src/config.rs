@@ -362,7 +362,12 @@ impl ServiceConfig {
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text =
             std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        let config: Self = toml::from_str(&text)
+        Self::parse(path, &text)
+    }
+
+    /// Checks the text of a file; `path` is named in errors.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let config: Self = toml::from_str(text)
             .map_err(|error| ConfigError::Syntax { path: path.to_owned(), reason: error.to_string() })?;
         for claim in config.profiles.iter().chain([&config.default_tenant]) {
             claim.check(Tokens::MAX).map_err(|(field, reason)| ConfigError::Tenant {

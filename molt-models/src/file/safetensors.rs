@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::config::{ModelConfig, RopePairing};
 use crate::error::ModelError;
-use crate::file::{ModelFile, TensorEntry, place};
+use crate::file::{ModelFile, TensorEntry, apart, place};
 use crate::kernels::Format;
 use crate::tokenizer::Vocabulary;
 
@@ -112,6 +112,7 @@ pub(super) fn read(region: Arc<FileRegion>) -> Result<ModelFile, ModelError> {
         }
         tensors.insert(own_name, TensorEntry { format, rows, columns, range });
     }
+    apart(&path, &tensors)?;
     let c = &config;
     let shape = ModelConfig {
         layers: c.num_hidden_layers,
@@ -127,19 +128,24 @@ pub(super) fn read(region: Arc<FileRegion>) -> Result<ModelFile, ModelError> {
         rope_pairing: RopePairing::Halves,
         rms_eps: c.rms_norm_eps,
     };
-    let vocabulary = vocabulary(folder, &config)?;
+    let rows = tensors.get("token_embd.weight").map_or(0, |table| table.rows);
+    if rows != c.vocab_size {
+        return Err(malformed(format!("its config.json says {} tokens, its table has {rows} rows", c.vocab_size)));
+    }
+    let vocabulary = vocabulary(folder, &config, rows)?;
     Ok(ModelFile { region, config: shape, tensors, vocabulary })
 }
 
-fn vocabulary(folder: &Path, config: &Config) -> Result<Vocabulary, ModelError> {
+fn vocabulary(folder: &Path, config: &Config, rows: usize) -> Result<Vocabulary, ModelError> {
     let path = folder.join("tokenizer.json");
     let TokenizerJson { model, added_tokens, pre_tokenizer } = json(&path)?;
-    let mut tokens = vec![String::new(); config.vocab_size.min(1 << 24)];
     let added = added_tokens.iter().map(|t| (&t.content, t.id));
+    // Some models have more rows than tokens. The file has the rows, so this takes no more than a few times its size.
+    let mut tokens = vec![String::new(); rows];
     for (token, id) in model.vocab.iter().map(|(t, id)| (t, *id)).chain(added) {
         let slot = usize::try_from(id).ok().and_then(|id| tokens.get_mut(id));
         let Some(slot) = slot else {
-            let reason = format!("token {token} has id {id}, past the vocabulary of {}", config.vocab_size);
+            let reason = format!("token {token} has id {id}, past the vocabulary of {rows}");
             return Err(ModelError::Tokenizer { path, reason });
         };
         slot.clone_from(token);

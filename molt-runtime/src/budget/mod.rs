@@ -24,7 +24,7 @@ use nix::poll::PollFlags;
 pub use pressure::PressureBudget;
 pub use squeeze::{Move, Shortage, Squeeze};
 pub use strictest::{Strictest, Watched};
-pub use systemd::{SystemdBudget, WatchError};
+pub use systemd::{SystemdBudget, Watch, WatchError};
 
 /// Says how many bytes this process may use now. Asked once a round and by the watcher.
 pub trait BudgetSource: Send {

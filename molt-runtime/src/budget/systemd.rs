@@ -35,12 +35,41 @@ pub enum WatchError {
         /// The path.
         path: PathBuf,
     },
+    /// The protocol has no paths that depend on where a program was started.
+    #[error("{} (MEMORY_PRESSURE_WATCH) is no absolute path", path.display())]
+    Relative {
+        /// The path.
+        path: PathBuf,
+    },
     /// What should be written first is no base64.
     #[error("MEMORY_PRESSURE_WRITE is no base64")]
     Write {
         /// The reason.
         source: base64::DecodeError,
     },
+}
+
+/// What the two variables say, checked as far as it can be without touching the path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Watch {
+    path: PathBuf,
+    first: Vec<u8>,
+}
+
+impl Watch {
+    /// Of a path and of the base64 text that is to be written to it first; `None` where the path is `/dev/null`, which
+    /// means that nobody should watch.
+    pub fn parse(path: &Path, write: Option<&str>) -> Result<Option<Self>, WatchError> {
+        if path == Path::new("/dev/null") {
+            return Ok(None);
+        }
+        if !path.is_absolute() {
+            return Err(WatchError::Relative { path: path.to_owned() });
+        }
+        let first = write.map(|text| BASE64_STANDARD.decode(text)).transpose();
+        let first = first.map_err(|source| WatchError::Write { source })?.unwrap_or_default();
+        Ok(Some(Self { path: path.to_owned(), first }))
+    }
 }
 
 /// A limit that falls with every notification, and grows after none has come for a while.
@@ -61,19 +90,19 @@ impl SystemdBudget {
         Self::new(Path::new(&path), std::env::var("MEMORY_PRESSURE_WRITE").ok().as_deref(), alarm)
     }
 
-    /// Of that path, after writing the base64 text to it; `None` where the path is `/dev/null`, which means that nobody
-    /// should watch.
+    /// Of that path, after writing the base64 text to it; see [`Watch::parse`].
     pub fn new(path: &Path, write: Option<&str>, alarm: Alarm) -> Result<Option<Self>, WatchError> {
-        if path == Path::new("/dev/null") {
-            return Ok(None);
-        }
-        let error = |source| WatchError::Open { path: path.to_owned(), source };
-        let write = write.map(|text| BASE64_STANDARD.decode(text)).transpose();
-        let write = write.map_err(|source| WatchError::Write { source })?.unwrap_or_default();
+        Watch::parse(path, write)?.map(|watch| Self::open(&watch, alarm)).transpose()
+    }
+
+    /// Opens what is to be watched.
+    fn open(watch: &Watch, alarm: Alarm) -> Result<Self, WatchError> {
+        let Watch { path, first } = watch;
+        let error = |source| WatchError::Open { path: path.clone(), source };
         let kind = std::fs::metadata(path).map_err(error)?.file_type();
         let (file, flags) = if kind.is_socket() {
             let mut stream = UnixStream::connect(path).map_err(error)?;
-            stream.write_all(&write).map_err(error)?;
+            stream.write_all(first).map_err(error)?;
             stream.set_nonblocking(true).map_err(error)?;
             (OwnedFd::from(stream), PollFlags::POLLIN)
         } else if kind.is_file() || kind.is_fifo() {
@@ -81,14 +110,14 @@ impl SystemdBudget {
             // always be at its end.
             let mut options = OpenOptions::new();
             let mut file = options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(error)?;
-            file.write_all(&write).map_err(error)?;
+            file.write_all(first).map_err(error)?;
             (OwnedFd::from(file), if kind.is_fifo() { PollFlags::POLLIN } else { PollFlags::POLLPRI })
         } else {
-            return Err(WatchError::Kind { path: path.to_owned() });
+            return Err(WatchError::Kind { path: path.clone() });
         };
         let file = Arc::new(file);
         let wake = Wake { file: file.clone(), flags };
-        Ok(Some(Self { wake, file, alarm, squeeze: Squeeze::default(), woken: false, step: None }))
+        Ok(Self { wake, file, alarm, squeeze: Squeeze::default(), woken: false, step: None })
     }
 
     /// Takes what came with a notification; its content means nothing. Says whether there was any.
@@ -216,6 +245,7 @@ mod tests {
             assert!(error.contains(part), "{error}");
         };
         check(Path::new("/nowhere/pressure"), None, "/nowhere/pressure");
+        check(Path::new("pressure"), None, "no absolute path");
         check(Path::new("/"), None, "no file, FIFO or socket");
         check(Path::new("/proc/self/status"), Some("***"), "MEMORY_PRESSURE_WRITE");
         assert!(SystemdBudget::new(Path::new("/dev/null"), None, alarm()).unwrap().is_none());

@@ -1,4 +1,4 @@
-//! The log: what concerns everybody, one JSON object a line on standard error.
+//! The log: what concerns everybody, one JSON object a line on standard error. Never what anybody said or was answered.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub enum LogLevel {
     Nothing,
     /// What failed and was dealt with.
     Trouble,
-    /// Everything but samples, which would drown it.
+    /// Everything but samples, which would drown it, and the words of answers.
     Events,
 }
 
@@ -45,7 +45,7 @@ impl Log {
     /// Something happened.
     pub(super) fn tell(&self, event: &Event) {
         let needs = match event {
-            Event::Sample { .. } => return,
+            Event::Sample { .. } | Event::Token { .. } => return,
             Event::Trouble { .. } => 1,
             _ => 2,
         };

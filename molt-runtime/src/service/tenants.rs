@@ -3,6 +3,9 @@
 //! A token is a client's API key. One that was registered over the Unix socket serves only the user who registered it. A
 //! registration is a lease: it ends when nothing was asked with its token for the grace time, and with it whatever of
 //! the tenant's still runs.
+//!
+//! Tokens are not kept. What is kept of one is its digest under a secret of this process: nobody outside can compute it, so
+//! how long a lookup takes says nothing about any token, and what is read out of memory opens nothing.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,8 +13,9 @@ use std::time::{Duration, Instant};
 use molt_scheduler::units::{RungIdx, Tokens};
 use molt_scheduler::{Class, TenantId, TenantSpec};
 use parking_lot::{Mutex, RwLock};
-use rand::Rng as _;
+use rand::{CryptoRng, Rng as _};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use crate::rung_name;
 use crate::service::rate::Bucket;
@@ -167,12 +171,37 @@ impl Registered {
     }
 }
 
+/// The digest of a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct TokenDigest([u8; 32]);
+
+/// What digests of tokens are made with.
+struct Secret([u8; 32]);
+
+impl Secret {
+    fn digest(&self, token: &str) -> TokenDigest {
+        TokenDigest(Sha256::new().chain_update(self.0).chain_update(token).finalize().into())
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// A token that nobody can guess: 128 bits of a generator that is made for secrets.
+fn new_token(random: &mut impl CryptoRng) -> String {
+    format!("{TOKEN}{:032x}", random.random::<u128>())
+}
+
 /// All registrations.
 #[derive(Debug)]
 pub struct Tenants {
     limits: RwLock<TenantLimits>,
     default: Mutex<Registered>,
-    by_token: Mutex<BTreeMap<String, Registered>>,
+    by_token: Mutex<BTreeMap<TokenDigest, Registered>>,
+    secret: Secret,
 }
 
 /// Why somebody is not served.
@@ -219,7 +248,7 @@ pub enum NotServed {
 pub struct InFlight {
     tenants: std::sync::Arc<Tenants>,
     /// `None` for the default tenant.
-    token: Option<String>,
+    token: Option<TokenDigest>,
     /// Whose it is.
     pub tenant: TenantId,
     /// Most tokens that the tenant may have in one sequence.
@@ -270,7 +299,7 @@ impl Tenants {
     /// Nobody but the default tenant.
     pub fn new(default: TenantId, claim: TenantClaim, limits: TenantLimits) -> Self {
         let default = Mutex::new(Registered::new(default, claim, None));
-        Self { limits: RwLock::new(limits), default, by_token: Mutex::default() }
+        Self { limits: RwLock::new(limits), default, by_token: Mutex::default(), secret: Secret(rand::rng().random()) }
     }
 
     /// From now on these limits hold. Who is over one of them already stays, and gets no further.
@@ -291,15 +320,15 @@ impl Tenants {
         if own >= registrations_per_user {
             return Err(NotServed::Registrations { limit: registrations_per_user, of_user: true });
         }
-        let token = format!("{TOKEN}{:032x}", rand::rng().random::<u128>());
-        all.insert(token.clone(), Registered::new(id, claim, user));
+        let token = new_token(&mut rand::rng());
+        all.insert(self.secret.digest(&token), Registered::new(id, claim, user));
         Ok(token)
     }
 
     /// Takes a registration out.
     pub fn leave(&self, key: Option<&str>, user: User) -> Result<TenantId, NotServed> {
         let mut all = self.by_token.lock();
-        let key = key.unwrap_or_default();
+        let key = &self.secret.digest(key.unwrap_or_default());
         check_user(all.get(key).ok_or(NotServed::UnknownToken)?, user)?;
         all.remove(key).map(|registered| registered.id).ok_or(NotServed::UnknownToken)
     }
@@ -307,9 +336,9 @@ impl Tenants {
     /// Whose request that is. The count of requests in flight goes down when what is returned is dropped.
     pub fn enter(self: &std::sync::Arc<Self>, key: Option<&str>, user: User) -> Result<InFlight, NotServed> {
         let limits = *self.limits.read();
-        let token = key.filter(|key| key.starts_with(TOKEN));
+        let token = key.filter(|key| key.starts_with(TOKEN)).map(|key| self.secret.digest(key));
         let enter = |registered: &mut Registered| Ok((registered.enter(limits)?, registered.claim.longest()));
-        let (tenant, longest) = match token {
+        let (tenant, longest) = match &token {
             None => enter(&mut self.default.lock())?,
             Some(token) => {
                 let mut all = self.by_token.lock();
@@ -318,13 +347,13 @@ impl Tenants {
                 enter(registered)?
             }
         };
-        Ok(InFlight { tenants: self.clone(), token: token.map(str::to_owned), tenant, longest })
+        Ok(InFlight { tenants: self.clone(), token, tenant, longest })
     }
 
     /// Takes out every registration whose grace time is over.
     pub fn expired(&self) -> Vec<TenantId> {
         let grace = Duration::from_secs(self.limits.read().grace_s);
-        let over = |_: &String, own: &mut Registered| own.in_flight == 0 && own.last_used.elapsed() >= grace;
+        let over = |_: &TokenDigest, own: &mut Registered| own.in_flight == 0 && own.last_used.elapsed() >= grace;
         self.by_token.lock().extract_if(.., over).map(|(_, registered)| registered.id).collect()
     }
 
@@ -375,12 +404,43 @@ mod tests {
         assert!(serde_json::from_str::<TenantClaim>(r#"{"name": "a", "weight": 0}"#).is_err());
     }
 
-    #[test]
-    fn tokens_serve_who_registered_them() {
+    /// Identities as the scheduler gives them.
+    fn identities(own: TenantClaim) -> impl FnMut() -> TenantId {
         let cost = RungCost { weights: Bytes::new(9), cache_per_token: Bytes::new(1), scratch: Bytes::ZERO };
         let mut scheduler = Scheduler::new(LadderCost::new(vec![cost]).unwrap(), Config::default());
+        move || scheduler.register(own.check(Tokens::new(10)).unwrap())
+    }
+
+    #[test]
+    fn tokens_are_random_and_nothing_keeps_them() {
+        let mut random = rand::rng();
+        let tokens: std::collections::BTreeSet<String> = (0..1_000).map(|_| new_token(&mut random)).collect();
+        assert_eq!(tokens.len(), 1_000);
         let own = claim(r#"{"name": "mail"}"#);
-        let mut id = || scheduler.register(own.check(Tokens::new(10)).unwrap());
+        let mut id = identities(own.clone());
+        let mut made = || Arc::new(Tenants::new(id(), own.clone(), TenantLimits::default()));
+        let (tenants, others) = (made(), made());
+        let token = tenants.register(id(), own.clone(), None).unwrap();
+        let digits = token.strip_prefix(TOKEN).unwrap();
+        assert!(digits.len() == 32 && digits.bytes().all(|b| b.is_ascii_hexdigit()), "{token}");
+        let in_flight = tenants.enter(Some(&token), None).unwrap();
+        for kept in [format!("{tenants:?}"), format!("{in_flight:?}"), format!("{:?}", tenants.list())] {
+            assert!(!kept.contains(digits), "{kept}");
+        }
+        assert_ne!(tenants.secret.digest(&token), others.secret.digest(&token), "a digest is of one process");
+        // Nothing near a token is one.
+        for other in
+            [&token[..token.len() - 1], &format!("{token}0"), &token.to_uppercase(), &format!("{TOKEN}{token}")]
+        {
+            let served = tenants.enter(Some(other), None).map(|entered| entered.has_token());
+            assert!(matches!(served, Err(NotServed::UnknownToken) | Ok(false)), "{other}");
+        }
+    }
+
+    #[test]
+    fn tokens_serve_who_registered_them() {
+        let own = claim(r#"{"name": "mail"}"#);
+        let mut id = identities(own.clone());
         let limits = TenantLimits {
             registrations: 3,
             registrations_per_user: 2,
