@@ -8,6 +8,7 @@ use std::path::Path;
 use molt_scheduler::units::{Bytes, Tokens};
 
 use crate::cache::{CacheError, CacheShape, KvCache, Slot, is_prefix};
+use crate::faults::{Boundary, pass};
 use crate::ledger::Ledger;
 
 /// A cache in a file that nobody else can see and that vanishes with the process.
@@ -34,6 +35,7 @@ pub enum KeepsakeError {
 impl Keepsake {
     /// Writes a cache of the model with that source hash to an unlinked file in `folder`.
     pub fn save(cache: &KvCache, source: &str, folder: &Path) -> Result<Self, KeepsakeError> {
+        pass(Boundary::WriteKeepsake)?;
         let mut file = tempfile::tempfile_in(folder)?;
         let mut writer = BufWriter::new(&mut file);
         for plane in 0..2 * cache.shape().layers {
@@ -72,6 +74,7 @@ impl Keepsake {
             cache.append_at(&[*slot], slot.provenance)?;
         }
         cache.set_next_position(self.next_position);
+        pass(Boundary::ReadKeepsake)?;
         self.file.rewind()?;
         let mut reader = BufReader::new(&self.file);
         // Straight into the cache: a long one's buffers would be megabytes that no books know.

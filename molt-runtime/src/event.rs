@@ -293,12 +293,14 @@ pub enum TroubleKind {
     Step,
     /// An answer could not go on within its grammar, and was ended.
     Grammar,
+    /// The engine failed in the middle of a round, and went on with what it had.
+    Panic,
 }
 
 impl TroubleKind {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::Load, Self::Cache, Self::Carry, Self::Keepsake, Self::Shed, Self::Step, Self::Grammar];
+    pub const ALL: [Self; 8] =
+        [Self::Load, Self::Cache, Self::Carry, Self::Keepsake, Self::Shed, Self::Step, Self::Grammar, Self::Panic];
 }
 
 /// Bytes in use, by what for. They add up to the usage.

@@ -297,5 +297,6 @@ fn trouble_name(kind: TroubleKind) -> &'static str {
         TroubleKind::Shed => "shed",
         TroubleKind::Step => "step",
         TroubleKind::Grammar => "grammar",
+        TroubleKind::Panic => "panic",
     }
 }

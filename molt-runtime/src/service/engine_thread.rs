@@ -55,8 +55,10 @@ impl EngineClient {
         let pool = workers.pool().map_err(std::io::Error::other)?;
         let thread = std::thread::Builder::new().name("molt-engine".to_owned()).spawn(move || {
             let run = Run { engine, budget, watch, log, readers: BTreeMap::new(), started: Instant::now() };
-            pool.install(|| run.until_stopped(&taken));
-            // Said only by an orderly end; a panic drops it unsaid. Where nobody listens the program is ending.
+            if !pool.install(|| run.until_stopped(&taken)) {
+                return;
+            }
+            // Said only by an orderly end; a panic, or a round that always fails, drops it unsaid. Where nobody listens the program is ending.
             let _unheard = alive.send(());
         })?;
         drop(thread);
@@ -115,19 +117,20 @@ struct Run {
 }
 
 impl Run {
-    fn until_stopped(mut self, commands: &Receiver<Command>) {
+    /// Rounds until it is told to stop; false where it cannot go on.
+    fn until_stopped(mut self, commands: &Receiver<Command>) -> bool {
         let mut told = Vec::new();
         // The first round says that the service is ready.
         let mut pause = Duration::ZERO;
         loop {
             match commands.recv_timeout(pause) {
-                Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => return true,
                 Ok(command) => self.take(command),
                 Err(RecvTimeoutError::Timeout) => {}
             }
             for command in commands.try_iter().take(COMMANDS) {
                 match command {
-                    Command::Stop => return,
+                    Command::Stop => return true,
                     command => self.take(command),
                 }
             }
@@ -138,7 +141,10 @@ impl Run {
             self.engine.alarm().forget();
             let budget = self.budget.budget();
             told.extend(self.budget.steps().into_iter().map(|step| (None, step.into())));
-            self.engine.round(now, budget, &mut told);
+            if !self.engine.guarded_round(now, budget, &mut told) {
+                // The supervisor starts another process; clients are told that the stream has broken off.
+                return false;
+            }
             let mut stepped = false;
             for (sequence, event) in told.drain(..) {
                 self.watch.see(&event);
