@@ -83,6 +83,11 @@ impl Keepsake {
         record::write_parts((self.shape, &self.slots, self.next_position), &self.source, planes, out)
     }
 
+    /// The position of the next token.
+    pub fn next_position(&self) -> u32 {
+        self.next_position
+    }
+
     /// The shape of the cache.
     pub fn shape(&self) -> CacheShape {
         self.shape

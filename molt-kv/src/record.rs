@@ -202,10 +202,10 @@ pub(crate) fn read_planes(file: &File, path: &Path, at: u64, cache: &mut KvCache
 }
 
 impl Keepsake {
-    /// Whether these are the tokens that it holds, each where it stood; `tokens` are a whole conversation.
+    /// Whether it holds the tokens of a conversation, each where it stood, as far as both go.
     pub fn is_of(&self, tokens: &[u32]) -> bool {
-        let of = |slot: &Slot| usize::try_from(slot.position).ok().and_then(|at| tokens.get(at)) == Some(&slot.token);
-        self.slots().iter().all(of)
+        let there = |slot: &Slot| usize::try_from(slot.position).ok().and_then(|at| tokens.get(at));
+        self.slots().iter().all(|slot| there(slot).is_none_or(|token| *token == slot.token))
     }
 
     /// The cache as it was, but for what comes after the first `most` tokens of the conversation.
@@ -273,7 +273,7 @@ mod tests {
             assert_same(&cache, &back);
             assert_eq!(kept.source(), "abc");
             let tokens: Vec<u32> = (100..115).collect();
-            assert!(kept.is_of(&tokens) && !kept.is_of(&tokens[1..]) && !kept.is_of(&tokens[..11]));
+            assert!(kept.is_of(&tokens) && kept.is_of(&tokens[..11]) && !kept.is_of(&tokens[1..]));
             let part = kept.restore_until(9, Tokens::new(40), &Ledger::new()).unwrap();
             assert_eq!((part.len(), part.next_position()), (7, 9));
             // What a conversation left behind in an unlinked file makes the same record.

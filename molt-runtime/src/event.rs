@@ -293,12 +293,14 @@ pub enum TroubleKind {
     Step,
     /// An answer could not go on within its grammar, and was ended.
     Grammar,
+    /// What should outlive the process could not be written, or is not what was written.
+    State,
 }
 
 impl TroubleKind {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::Load, Self::Cache, Self::Carry, Self::Keepsake, Self::Shed, Self::Step, Self::Grammar];
+    pub const ALL: [Self; 8] =
+        [Self::Load, Self::Cache, Self::Carry, Self::Keepsake, Self::Shed, Self::Step, Self::Grammar, Self::State];
 }
 
 /// Bytes in use, by what for. They add up to the usage.
