@@ -312,3 +312,107 @@ impl Drop for Keeping {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use molt_kv::cache::KvCache;
+    use molt_kv::ledger::Ledger;
+    use molt_kv::numbers::CachePrecision;
+    use molt_scheduler::units::Tokens;
+
+    use super::*;
+    use crate::state::StateSettings;
+    use crate::state::journal::tests::head;
+
+    const SHAPE: CacheShape = CacheShape { layers: 1, kv_heads: 1, head_dim: 4, precision: CachePrecision::F16 };
+
+    fn open(folder: &Path, grace: Duration) -> Arc<State> {
+        State::open(folder, StateSettings { every_tokens: 8, grace }).unwrap()
+    }
+
+    fn record(state: &State, id: &str, source: &str, tokens: &[u32]) {
+        let mut cache = KvCache::new(SHAPE, Tokens::new(20), &Ledger::new()).unwrap();
+        cache.append(tokens).unwrap();
+        let mut bytes = Vec::new();
+        record::write(&cache, source, &mut bytes).unwrap();
+        std::fs::write(state.record_path(id, source), bytes).unwrap();
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+    const MODELS: &[(&str, CacheShape)] = &[("abc", SHAPE), ("def", SHAPE)];
+
+    #[test]
+    fn an_answer_is_taken_up_by_its_owner_alone_and_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = open(folder.path(), LONG);
+        let (mine, other) = (head("a").owner, Owner { token: None, user: Some(8) });
+        state.begin(&head("a")).unwrap().write(&[4, 5]);
+        drop(state);
+        // What belongs to nobody goes.
+        let answers = folder.path().join(FOLDER);
+        for name in [".tmp123", "b.abc.cache", "c.answer"] {
+            std::fs::write(answers.join(name), b"x").unwrap();
+        }
+        let state = open(folder.path(), LONG);
+        assert_eq!(std::fs::read_dir(&answers).unwrap().count(), 1);
+        assert!(state.troubles().iter().all(|told| told.contains("c.answer")));
+        assert_eq!(state.take("a", &other, MODELS).err(), Some(NotTaken::Unknown));
+        assert_eq!(state.take("../secret", &mine, MODELS).err(), Some(NotTaken::Unknown));
+        let taken = state.take("a", &mine, MODELS).unwrap().unwrap();
+        assert_eq!((&taken.head, &taken.tokens, taken.ended), (&head("a"), &vec![4, 5], false));
+        assert_eq!(state.take("a", &mine, MODELS).err(), Some(NotTaken::InUse));
+        taken.keeping.finish(&[4, 5, 6], true);
+        let taken = state.take("a", &mine, MODELS).unwrap().unwrap();
+        assert_eq!((&taken.tokens, taken.ended), (&vec![4, 5, 6], true));
+        taken.keeping.forget();
+        assert_eq!(state.take("a", &mine, MODELS).err(), Some(NotTaken::Unknown));
+        assert_eq!(std::fs::read_dir(&answers).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn records_of_other_models_or_conversations_are_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = open(folder.path(), LONG);
+        let mine = head("a").owner;
+        state.begin(&head("a")).unwrap().write(&[4, 5]);
+        let check = |source: &str, tokens: &[u32], models: &[(&str, CacheShape)], named: Option<&str>| {
+            record(&state, "a", source, tokens);
+            let taken = state.take("a", &mine, models).unwrap().unwrap();
+            let told = state.troubles();
+            assert_eq!(taken.caches.len(), usize::from(named.is_none()), "{told:?}");
+            assert_eq!(told.len(), usize::from(named.is_some()), "{told:?}");
+            for named in named.into_iter().chain(named.map(|_| "a.")) {
+                assert!(told[0].contains(named), "{told:?}");
+            }
+            state.remove_records("a");
+        };
+        check("abc", &[1, 2, 3, 4], MODELS, None);
+        check("def", &[1, 2, 3, 4, 5, 6], MODELS, None);
+        check("ghi", &[1, 2, 3, 4], MODELS, Some("a.ghi.cache is of a model that this ladder does not have"));
+        check("abc", &[1, 2, 4, 4], MODELS, Some("another conversation"));
+        let wide = CacheShape { precision: CachePrecision::F32, ..SHAPE };
+        check("abc", &[1, 2, 3, 4], &[("abc", wide)], Some("another shape"));
+        // Tokens of another vocabulary are none of ours.
+        let refused = state.take("a", &mine, &[("xyz", SHAPE)]).unwrap().unwrap_err().to_string();
+        assert!(refused.contains("a.answer") && refused.contains("models"), "{refused}");
+        assert_eq!(state.take("a", &mine, MODELS).err(), Some(NotTaken::Unknown), "it is gone");
+    }
+
+    #[test]
+    fn what_nobody_asks_for_in_time_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = open(folder.path(), Duration::ZERO);
+        let mut written = state.begin(&head("a")).unwrap();
+        state.begin(&head("b")).unwrap().finish(&[4], true);
+        state.expire();
+        let mine = head("a").owner;
+        assert_eq!(state.take("b", &mine, MODELS).err(), Some(NotTaken::Unknown));
+        assert_eq!(state.take("a", &mine, MODELS).err(), Some(NotTaken::InUse), "not while it is written");
+        written.write(&[4]);
+        drop(written);
+        state.expire();
+        assert_eq!(std::fs::read_dir(folder.path().join(FOLDER)).unwrap().count(), 0);
+    }
+}
