@@ -3,7 +3,7 @@
 
 use std::process::{Command, Stdio};
 
-use molt_tests::daemon::Daemon;
+use molt_tests::daemon::{Daemon, chunks};
 use serde_json::Value;
 
 const PAGE: &str = include_str!("../docs/app-developer.md");
@@ -14,11 +14,22 @@ fn every_command_of_the_page_works() {
         eprintln!("SKIPPED: curl is not installed (Debian: apt install curl)");
         return;
     }
-    let daemon = Daemon::start("");
+    let state = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(&format!("[state]\nfolder = {:?}\n", state.path().display().to_string()));
+    // One that the page goes on with.
+    let streamed = br#"{"prompt": "The people of", "max_tokens": 4, "stream": true}"#;
+    let last = chunks(daemon.send("POST", "/v1/completions", streamed)).last().unwrap();
+    let id = last["id"].as_str().unwrap();
     let commands: Vec<&str> = PAGE.lines().filter_map(|line| line.strip_prefix("$ ")).collect();
     assert!(commands.len() >= 7, "{commands:?}");
     for command in commands {
-        let run = Command::new("sh").args(["-c", command]).env("SOCKET", &daemon.socket).output().unwrap();
+        let run = Command::new("sh")
+            .args(["-c", command])
+            .env("SOCKET", &daemon.socket)
+            .env("ID", id)
+            .env("TOKENS", "2")
+            .output()
+            .unwrap();
         let said = String::from_utf8(run.stdout).unwrap();
         assert!(run.status.success() && !said.contains("\"error\""), "{command}: {said}");
         match said.strip_prefix("data: ") {

@@ -76,13 +76,18 @@ fn check(document: &Value, operation: &Value, answer: &Answer) {
 
 #[test]
 fn every_route_answers_as_the_document_says() {
-    let daemon = Daemon::start("");
+    let state = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(&format!("[state]\nfolder = {:?}\n", state.path().display().to_string()));
+    let streamed = json!({"prompt": "The people of", "max_tokens": 4, "stream": true}).to_string();
+    let kept = chunks(daemon.send("POST", "/v1/completions", streamed.as_bytes())).last().unwrap()["id"].clone();
+    let kept = kept.as_str().unwrap().to_owned();
     let document: Value = serde_json::from_str(&daemon.get("/v1/openapi.json")).unwrap();
     let mut operations = 0;
     for (path, methods) in document["paths"].as_object().unwrap() {
         for (method, operation) in methods.as_object().unwrap() {
             let method = method.to_ascii_uppercase();
             let example = &operation["requestBody"]["content"]["application/json"]["example"];
+            let path = &path.replace("{id}", &kept);
             let ask = |key: Option<&str>, body: &[u8]| daemon.answer_as(key, &method, path, body);
             let feed = &operation["responses"]["200"]["content"]["text/event-stream"];
             if method == "GET" && !feed.is_null() {
@@ -103,13 +108,21 @@ fn every_route_answers_as_the_document_says() {
             // Errors that anybody can bring about.
             let responses = &operation["responses"];
             if !responses["400"].is_null() {
-                let answer = ask(None, b"[]");
+                let answer = match method.as_str() {
+                    "GET" => daemon.answer_as(None, &method, &format!("{path}?after=some"), b""),
+                    _ => ask(None, b"[]"),
+                };
                 assert_eq!(answer.status, 400, "{method} {path}");
                 check(&document, operation, &answer);
             }
             if !responses["401"].is_null() {
                 let answer = ask(Some("molt-nobody"), example.to_string().as_bytes());
                 assert_eq!(answer.status, 401, "{method} {path}");
+                check(&document, operation, &answer);
+            }
+            if !responses["404"].is_null() {
+                let answer = daemon.answer_as(None, &method, &format!("{path}0"), b"");
+                assert_eq!(answer.status, 404, "{method} {path}");
                 check(&document, operation, &answer);
             }
             if !responses["413"].is_null() {

@@ -41,6 +41,11 @@ impl CacheShape {
         self.kv_width() * self.precision.bytes()
     }
 
+    /// Bytes of so many tokens' keys (or values) in one layer.
+    pub(crate) fn plane_bytes(&self, tokens: usize) -> usize {
+        tokens * self.row_bytes()
+    }
+
     /// Bytes of one token over all layers.
     pub fn bytes_per_token(&self) -> Bytes {
         Bytes::from(self.layers * 2 * self.row_bytes())

@@ -2,16 +2,17 @@
 //! up is exact. Its pages are the system's to drop; they are not charged to the books.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read as _, Seek as _, Write as _};
-use std::path::Path;
+use std::io::{self, BufReader, BufWriter, Read as _, Seek as _, SeekFrom, Write};
+use std::path::{Path, PathBuf};
 
 use molt_scheduler::units::{Bytes, Tokens};
 
 use crate::cache::{CacheError, CacheShape, KvCache, Slot, is_prefix};
 use crate::faults::{Boundary, pass};
 use crate::ledger::Ledger;
+use crate::record::{self, RecordError};
 
-/// A cache in a file that nobody else can see and that vanishes with the process.
+/// A cache in a file that nobody else can see and that vanishes with the process; or in a record, which stays.
 #[derive(Debug)]
 pub struct Keepsake {
     file: File,
@@ -19,6 +20,8 @@ pub struct Keepsake {
     shape: CacheShape,
     slots: Vec<Slot>,
     next_position: u32,
+    /// The record's path, and where in it the planes begin.
+    record: Option<(PathBuf, u64)>,
 }
 
 /// Why a keepsake could not be kept or restored.
@@ -30,6 +33,9 @@ pub enum KeepsakeError {
     /// There is no room to restore it.
     #[error(transparent)]
     Cache(#[from] CacheError),
+    /// The record is not what was written.
+    #[error(transparent)]
+    Record(#[from] RecordError),
 }
 
 impl Keepsake {
@@ -44,7 +50,49 @@ impl Keepsake {
         writer.flush()?;
         drop(writer);
         let (slots, next_position) = (cache.slots().to_vec(), cache.next_position());
-        Ok(Self { file, source: source.to_owned(), shape: cache.shape(), slots, next_position })
+        Ok(Self { file, source: source.to_owned(), shape: cache.shape(), slots, next_position, record: None })
+    }
+
+    /// What lies in a record whose head and slots have been checked.
+    pub(crate) fn of_record(
+        file: File,
+        path: &Path,
+        source: String,
+        (shape, slots, next_position): (CacheShape, Vec<Slot>, u32),
+        at: u64,
+    ) -> Self {
+        Self { file, source, shape, slots, next_position, record: Some((path.to_owned(), at)) }
+    }
+
+    /// Writes it as a record.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn write_record(&mut self, out: &mut impl Write) -> io::Result<()> {
+        let (start, sum) = match &self.record {
+            Some((_, at)) => (*at, record::SUM),
+            None => (0, 0),
+        };
+        let mut reader = BufReader::new(&self.file);
+        reader.seek(SeekFrom::Start(start))?;
+        let length = self.shape.plane_bytes(self.slots.len());
+        let planes = (0..2 * self.shape.layers).map(|_| {
+            let (mut plane, mut told) = (vec![0; length], [0; record::SUM]);
+            reader.read_exact(&mut plane)?;
+            reader.read_exact(&mut told[..sum])?;
+            Ok(plane)
+        });
+        record::write_parts((self.shape, &self.slots, self.next_position), &self.source, planes, out)
+    }
+
+    /// The position of the next token.
+    pub fn next_position(&self) -> u32 {
+        self.next_position
+    }
+
+    /// The shape of the cache.
+    pub fn shape(&self) -> CacheShape {
+        self.shape
     }
 
     /// SHA-256 of the model file that the cache belongs to.
@@ -75,6 +123,10 @@ impl Keepsake {
         }
         cache.set_next_position(self.next_position);
         pass(Boundary::ReadKeepsake)?;
+        if let Some((path, at)) = &self.record {
+            record::read_planes(&self.file, path, *at, &mut cache)?;
+            return Ok(cache);
+        }
         self.file.rewind()?;
         let mut reader = BufReader::new(&self.file);
         // Straight into the cache: a long one's buffers would be megabytes that no books know.

@@ -16,6 +16,7 @@ pub mod gemm;
 pub mod keepsake;
 pub mod ledger;
 pub mod numbers;
+pub mod record;
 pub mod region;
 pub mod rope;
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 use llguidance::{Matcher, ParserFactory};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::tokenizer::Tokenizer;
@@ -18,7 +19,8 @@ use crate::tokenizer::Tokenizer;
 const JSON_SPACE: &str = r"\x20|\x0A\x20{0,12}";
 
 /// What an answer must be.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum GrammarSpec {
     /// Any JSON object.
     JsonObject,

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use molt_kv::bridge::Bridge;
+use molt_kv::cache::CacheShape;
 use molt_kv::decoder::StopFlag;
 use molt_kv::faults::{self, Boundary};
 use molt_kv::ledger::Ledger;
@@ -231,6 +232,12 @@ impl Rung {
     /// The decoder's shape.
     pub fn config(&self) -> &ModelConfig {
         self.file.config()
+    }
+
+    /// The shape of its caches.
+    pub fn cache_shape(&self) -> CacheShape {
+        let c = self.config();
+        CacheShape { layers: c.layers, kv_heads: c.kv_heads, head_dim: c.head_dim, precision: self.cache }
     }
 
     /// Where it is kept, or would be, in the folder `models`; `None` where all of it lies in the model file as it is.

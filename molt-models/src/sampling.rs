@@ -90,6 +90,16 @@ impl Sampler {
         Self { settings, rng: StdRng::seed_from_u64(settings.seed), candidates: Vec::new() }
     }
 
+    /// Goes on as if so many tokens had been chosen already.
+    pub fn skip(&mut self, tokens: usize) {
+        // Each choice but a greedy one takes one number.
+        if self.settings.temperature > 0.0 {
+            for _ in 0..tokens {
+                let _drawn: f32 = self.rng.random();
+            }
+        }
+    }
+
     /// Chooses among `logits [vocab]`; `recent` are the tokens so far. Adjusts the logits in place.
     pub fn sample(&mut self, logits: &mut [f32], recent: &[u32]) -> u32 {
         let s = self.settings;

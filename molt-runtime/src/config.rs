@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use molt_kv::carry::CarrySettings;
 use molt_kv::numbers::CachePrecision;
@@ -14,6 +15,7 @@ use crate::alarm::Alarm;
 use crate::budget::{BudgetSource, CgroupBudget, HostBudget, PressureBudget, SystemdBudget, WatchError};
 use crate::engine::{AheadSettings, Effort, EngineSettings, HealSettings, Shadow};
 use crate::service::{LogLevel, TenantClaim, TenantLimits, loopback};
+use crate::state::StateSettings;
 use crate::workers::Workers;
 
 /// What `moltd` is told.
@@ -54,6 +56,8 @@ pub struct ServiceConfig {
     pub keepsakes: Keepsakes,
     /// What ended conversations leave for their next turn.
     pub reuse: Reuse,
+    /// What outlives the daemon.
+    pub state: KeptState,
     /// When levers are used and when things go up again.
     pub scheduler: Scheduling,
     /// Limits on tenants.
@@ -85,6 +89,7 @@ impl Default for ServiceConfig {
             ahead: ReadAhead::default(),
             keepsakes: Keepsakes::default(),
             reuse: Reuse::default(),
+            state: KeptState::default(),
             scheduler: Scheduling::default(),
             tenants: TenantLimits::default(),
             default_tenant: TenantClaim {
@@ -297,6 +302,41 @@ impl Default for Reuse {
     }
 }
 
+/// What outlives the daemon: answers that are streamed, their caches, registrations.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct KeptState {
+    /// Whether anything does.
+    pub keep: bool,
+    /// The folder; `state` in the one that systemd gives, if not given, and where there is none, nothing is kept.
+    pub folder: Option<PathBuf>,
+    /// The cache of an answer is written after so many tokens.
+    pub every_tokens: usize,
+    /// Seconds until an answer is dropped that nobody asks for.
+    pub grace_s: u64,
+}
+
+impl Default for KeptState {
+    fn default() -> Self {
+        Self { keep: true, folder: None, every_tokens: 256, grace_s: 300 }
+    }
+}
+
+impl KeptState {
+    /// The folder, if anything is kept. `given` is what systemd says in `STATE_DIRECTORY`.
+    pub fn folder(&self, given: Option<&str>) -> Option<PathBuf> {
+        // Of several, which are separated by colons, the first is ours.
+        let given = given.and_then(|all| all.split(':').next()).filter(|first| !first.is_empty());
+        let beside = given.map(|first| Path::new(first).join("state"));
+        self.folder.clone().or(beside).filter(|_| self.keep)
+    }
+
+    /// How things are kept in it.
+    pub fn settings(&self) -> StateSettings {
+        StateSettings { every_tokens: self.every_tokens, grace: Duration::from_secs(self.grace_s) }
+    }
+}
+
 /// When levers are used, and when things go up again.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -398,6 +438,7 @@ impl ServiceConfig {
             ahead,
             keepsakes,
             reuse,
+            state,
             scheduler,
             default_tenant,
             log: _,
@@ -421,6 +462,7 @@ impl ServiceConfig {
             ("ahead", *ahead == new.ahead),
             ("keepsakes", *keepsakes == new.keepsakes),
             ("reuse", *reuse == new.reuse),
+            ("state", *state == new.state),
             ("scheduler", *scheduler == new.scheduler),
             ("default_tenant", *default_tenant == new.default_tenant),
         ];
@@ -498,7 +540,21 @@ mod tests {
         {
             assert!(debug.contains(key) && uncommented.contains(key), "{key}");
         }
-        assert_eq!(table.len(), 21, "a key of the file was added or dropped: {:?}", table);
+        assert_eq!(table.len(), 22, "a key of the file was added or dropped: {:?}", table);
+    }
+
+    #[test]
+    fn things_are_kept_where_there_is_a_folder() {
+        let check = |text: &str, given: Option<&str>, expected: Option<&str>| {
+            let config: ServiceConfig = toml::from_str(text).unwrap();
+            assert_eq!(config.state.folder(given), expected.map(PathBuf::from), "{text} {given:?}");
+        };
+        check("", None, None);
+        check("", Some(""), None);
+        check("", Some("/var/lib/molt"), Some("/var/lib/molt/state"));
+        check("", Some("/var/lib/molt:/var/lib/other"), Some("/var/lib/molt/state"));
+        check("[state]\nfolder = \"/here\"", Some("/var/lib/molt"), Some("/here"));
+        check("[state]\nkeep = false\nfolder = \"/here\"", Some("/var/lib/molt"), None);
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub mod report;
 pub mod rung_name;
 pub mod sampler;
 pub mod service;
+pub mod state;
 pub mod systemd;
 pub mod texts;
 pub mod trace;

@@ -20,6 +20,7 @@ use molt_runtime::event::Event;
 use molt_runtime::manual::{self, EXIT_CODES};
 use molt_runtime::metrics::{self, Metrics};
 use molt_runtime::service::{EngineClient, Listener, Log, Service, Tenants, Watch, feed, loopback, router, serve};
+use molt_runtime::state::State;
 use molt_runtime::workers::Workers;
 use molt_runtime::{memory, paths, systemd};
 use molt_scheduler::units::{Bytes, Tokens};
@@ -146,7 +147,17 @@ fn run(args: &Args) -> Result<()> {
     let scheduler = config.scheduler(memory::total().unwrap_or(Bytes::MAX));
     let mut engine = Engine::new(ladder.clone(), scheduler, config.engine())?;
     let tenant = engine.register(&config.default_tenant.name, spec);
-    let tenants = Arc::new(Tenants::new(tenant, config.default_tenant.clone(), config.tenants));
+    let tenants = Tenants::new(tenant, config.default_tenant.clone(), config.tenants);
+    let state = open_state(&config);
+    let tenants = Arc::new(match &state {
+        None => tenants,
+        Some(state) => tenants.with_state(state.clone(), |claim| {
+            let spec = claim.check(context).map_err(|(field, reason)| {
+                state.tell(format!("the tenant {} is not registered again: {field} {reason}", claim.name));
+            });
+            spec.ok().map(|spec| engine.register(&claim.name, spec))
+        }),
+    });
     let operator = OperatorBudget::new(budget, engine.alarm().clone());
     let measured = config.budget.measured(memory::total().unwrap_or(Bytes::ZERO), engine.alarm())?;
     let sources = Strictest::new(vec![Box::new(operator.clone())], measured);
@@ -172,7 +183,8 @@ fn run(args: &Args) -> Result<()> {
         let (feed, feed_routes) = feed::Feed::new();
         let (mut watch, log) = (Watch::new(metrics.clone(), feed), Log::new(config.log));
         watch.see(&Event::Start(start(&ladder, &engine, 0)));
-        let (client, ended) = EngineClient::start(engine, watched, config.workers(), watch, log.clone())?;
+        let (client, ended) =
+            EngineClient::start(engine, watched, config.workers(), watch, log.clone(), state.clone())?;
         let service = Arc::new(Service {
             ladder: ladder.clone(),
             engine: client.clone(),
@@ -180,8 +192,9 @@ fn run(args: &Args) -> Result<()> {
             context,
             tenants: tenants.clone(),
             profiles: RwLock::new(config.profiles.clone()),
+            state: state.clone(),
         });
-        let reaper = tokio::spawn(end_leases(tenants, client.clone()));
+        let reaper = tokio::spawn(end_leases(tenants, client.clone(), state));
         if let Some(listener) = &scraped {
             eprintln!("moltd: metrics on http://{}/metrics", listener.local_addr()?);
         }
@@ -206,13 +219,16 @@ fn run(args: &Args) -> Result<()> {
         // What everybody does is told to those who may use the socket.
         let routes = routes.merge(feed::routes(feed_routes));
         let mut served = tokio::spawn(serve(Listener::Unix(listener), routes, stopped));
-        let (mut ended, mut current) = (ended, config.clone());
+        let (mut ended, mut current, mut runs) = (ended, config.clone(), true);
         let outcome = loop {
             tokio::select! {
                 _ = terminate.recv() => break Ok(()),
                 _ = interrupt.recv() => break Ok(()),
                 _ = hangup.recv() => reload(args, &mut current, &service, &log),
-                ended = &mut ended => break ended.context("the engine stopped by itself; this is a bug in Molt"),
+                ended = &mut ended => {
+                    runs = false;
+                    break ended.context("the engine stopped by itself; this is a bug in Molt");
+                }
                 served = &mut served => break served.context("the service failed"),
             }
         };
@@ -233,6 +249,10 @@ fn run(args: &Args) -> Result<()> {
         if tokio::time::timeout(GRACE, all).await.is_err() {
             eprintln!("moltd: some clients did not finish within {} s", GRACE.as_secs());
             open.iter().for_each(tokio::task::JoinHandle::abort);
+        }
+        // What is kept of answers must have arrived, whether or not anybody waits for their streams.
+        if runs && tokio::time::timeout(GRACE, ended).await.is_err() {
+            eprintln!("moltd: not every cache was written within {} s", GRACE.as_secs());
         }
         // A socket that was passed belongs to who passed it, and goes on collecting clients.
         if !activated {
@@ -285,10 +305,27 @@ fn bind_with_mode(config: &ServiceConfig) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// Ends registrations that nobody has used for the grace time.
-async fn end_leases(tenants: Arc<Tenants>, engine: EngineClient) {
+/// The folder of what outlives the daemon, if there is one that can be used. Without it everything else is served.
+fn open_state(config: &ServiceConfig) -> Option<Arc<State>> {
+    let given = std::env::var("STATE_DIRECTORY").ok();
+    let folder = config.state.folder(given.as_deref())?;
+    match State::open(&folder, config.state.settings()) {
+        Ok(state) => Some(state),
+        Err(error) => {
+            eprintln!("moltd: nothing will outlive this daemon: {:#}", anyhow::Error::from(error));
+            None
+        }
+    }
+}
+
+/// Ends registrations that nobody has used for the grace time, and drops answers that nobody has asked for.
+async fn end_leases(tenants: Arc<Tenants>, engine: EngineClient, state: Option<Arc<State>>) {
     loop {
         tokio::time::sleep(LEASES).await;
+        if let Some(state) = state.clone() {
+            // Where the runtime ends meanwhile, the next daemon does it.
+            let _ended = tokio::task::spawn_blocking(move || state.expire()).await;
+        }
         for tenant in tenants.expired() {
             if engine.deregister(tenant).await.is_err() {
                 return;

@@ -7,9 +7,11 @@ mod carry;
 mod prefix;
 mod reaction;
 mod recover;
+mod resume;
 mod sequence;
 mod step;
 mod stop;
+mod wording;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -33,6 +35,7 @@ use ahead::Ahead;
 pub use ahead::{AheadSettings, Shadow};
 pub use background::HealSettings;
 use reaction::Reaction;
+pub use resume::{Begun, Said};
 pub use sequence::AnswerRequest;
 use sequence::Sequence;
 
@@ -262,8 +265,31 @@ impl Engine {
 
     /// Takes a request; it starts when a round admits it.
     pub fn submit(&mut self, tenant: TenantId, request: AnswerRequest, now: Time) -> Result<SequenceId, Refusal> {
-        let prompt = Tokens::from(request.prompt.len());
-        let claim = Request { tenant, prompt, pinned: request.pinned, answer: request.answer };
+        self.take_in(tenant, request, None, now)
+    }
+
+    /// Takes up an answer that was begun before; one that had not ended.
+    pub fn resume(
+        &mut self,
+        tenant: TenantId,
+        request: AnswerRequest,
+        begun: Begun,
+        now: Time,
+    ) -> Result<SequenceId, Refusal> {
+        self.take_in(tenant, request, Some(begun), now)
+    }
+
+    fn take_in(
+        &mut self,
+        tenant: TenantId,
+        request: AnswerRequest,
+        begun: Option<Begun>,
+        now: Time,
+    ) -> Result<SequenceId, Refusal> {
+        // What is written already has to be read like the prompt, and needs no room that it does not have.
+        let written = Tokens::from(begun.as_ref().map_or(0, |begun| begun.answered.len()));
+        let prompt = Tokens::from(request.prompt.len()) + written;
+        let claim = Request { tenant, prompt, pinned: request.pinned, answer: request.answer - written };
         let (name, class) = match self.tenants.get(&tenant) {
             Some((name, class)) => (name.clone(), *class),
             // The scheduler refuses it.
@@ -272,7 +298,7 @@ impl Engine {
         match self.scheduler.submit(claim, now) {
             Ok(id) => {
                 self.tell(Some(id), Event::Asked { tenant: name.clone(), class, prompt_tokens: prompt });
-                self.sequences.insert(id, Sequence::new(tenant, name, class, request));
+                self.sequences.insert(id, Sequence::new(tenant, name, class, request, begun));
                 Ok(id)
             }
             Err(refusal) => {
@@ -450,7 +476,7 @@ impl Engine {
     }
 
     fn admit(&mut self, id: SequenceId, rung: RungIdx) {
-        let cached_tokens = self.reuse_prefix(id, rung);
+        let cached_tokens = self.adopt(id, rung).max(self.reuse_prefix(id, rung));
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         sequence.rung = rung;
         let (tenant, class, wait_ms) = (sequence.tenant.clone(), sequence.class, ms_since(sequence.asked));
@@ -511,7 +537,7 @@ fn ms_since(start: Instant) -> f64 {
 }
 
 /// An error with its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

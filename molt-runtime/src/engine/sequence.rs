@@ -5,13 +5,14 @@ use std::time::Instant;
 use molt_kv::cache::KvCache;
 use molt_kv::keepsake::Keepsake;
 use molt_models::sampling::{Distribution, Sampler, SamplingSettings};
-use molt_models::{Grammar, GrammarError, TextStream, Tokenizer};
+use molt_models::{Grammar, GrammarError, Tokenizer};
 use molt_scheduler::units::{RungIdx, Tokens};
 use molt_scheduler::{Class, Progress, SequenceId, TenantId};
 
 use crate::engine::background::Healing;
 use crate::engine::prefix::Owner;
-use crate::engine::stop::StopText;
+use crate::engine::resume::Begun;
+use crate::engine::wording::Wording;
 use crate::event::{FinishReason, Likelihood};
 
 /// What a client asks for.
@@ -62,11 +63,10 @@ pub(super) struct Sequence {
     /// Prompt and answer.
     pub(super) tokens: Vec<u32>,
     prompt: usize,
+    /// Tokens of the answer that were there when it was submitted; to the scheduler they are of the prompt.
+    resumed: usize,
     answer: usize,
     ignore_end: bool,
-    /// Where the answer stands in what it must be. It takes a token when one is chosen, so that a step that is given up or a
-    /// change of rung leaves it as it is.
-    grammar: Option<Grammar>,
     likelihoods: Option<usize>,
     pub(super) reuse: bool,
     /// Whether its cache may hold tokens that another precision of the same weights has read.
@@ -80,16 +80,25 @@ pub(super) struct Sequence {
     /// What it left behind on bigger models, biggest first.
     pub(super) keepsakes: Vec<Keepsake>,
     sampler: Sampler,
-    text: TextStream,
-    stop: StopText,
+    wording: Wording,
     pub(super) finished: Option<FinishReason>,
     /// Of the cache, since it was carried.
     pub(super) healing: Healing,
 }
 
 impl Sequence {
-    pub(super) fn new(owner: TenantId, tenant: String, class: Class, request: AnswerRequest) -> Self {
+    pub(super) fn new(
+        owner: TenantId,
+        tenant: String,
+        class: Class,
+        request: AnswerRequest,
+        begun: Option<Begun>,
+    ) -> Self {
         let asked = Instant::now();
+        let fresh = || Begun { wording: Wording::new(&request), answered: Vec::new(), caches: Vec::new() };
+        let Begun { wording, answered, caches } = begun.unwrap_or_else(fresh);
+        let mut sampler = Sampler::new(request.sampling);
+        sampler.skip(answered.len());
         Self {
             owner: (owner, request.user),
             tenant,
@@ -97,20 +106,19 @@ impl Sequence {
             asked,
             last_token: asked,
             prompt: request.prompt.len(),
-            tokens: request.prompt,
+            resumed: answered.len(),
+            tokens: [request.prompt, answered].concat(),
             answer: usize::from(request.answer),
             ignore_end: request.ignore_end,
-            grammar: request.grammar,
             likelihoods: request.likelihoods,
             reuse: request.reuse,
             mixed: false,
             read: 0,
             cache: None,
             rung: RungIdx::TOP,
-            keepsakes: Vec::new(),
-            sampler: Sampler::new(request.sampling),
-            text: TextStream::default(),
-            stop: StopText::new(request.stop),
+            keepsakes: caches,
+            sampler,
+            wording,
             finished: None,
             healing: Healing::default(),
         }
@@ -144,36 +152,18 @@ impl Sequence {
                 }
             }
         }
-        if let Some(grammar) = &mut self.grammar {
+        if let Some(grammar) = &mut self.wording.grammar {
             grammar.rule_out(logits)?;
         }
         let answered = &self.tokens[self.prompt..];
         let token = self.sampler.sample(logits, answered);
         if tokenizer.is_end(token) {
             self.finished = Some(FinishReason::Stop);
-            let (text, stopped) = self.stop.push(&self.text.finish());
-            let text = if stopped { text } else { text + &self.stop.finish() };
-            return Ok(Chosen { text, end: true, likelihood: None });
+            return Ok(Chosen { text: self.wording.end(), end: true, likelihood: None });
         }
-        if let Some(grammar) = &mut self.grammar {
-            grammar.accept(token)?;
-        }
+        let (text, finished) = self.wording.accept(token, tokenizer)?;
         self.tokens.push(token);
-        let complete = self.grammar.as_ref().is_some_and(Grammar::is_complete);
-        let full = self.tokens.len() - self.prompt >= self.answer;
-        let mut text = self.text.push(tokenizer, token);
-        if full || complete {
-            text += &self.text.finish();
-        }
-        let (mut text, stopped) = self.stop.push(&text);
-        self.finished = match (stopped || complete, full) {
-            (true, _) => Some(FinishReason::Stop),
-            (false, true) => Some(FinishReason::Length),
-            (false, false) => None,
-        };
-        if !stopped && (full || complete) {
-            text += &self.stop.finish();
-        }
+        self.finished = finished;
         let likelihood = thought.zip(self.likelihoods).map(|(thought, top)| {
             let bytes = |id| tokenizer.token_bytes(id).to_vec();
             let top = thought.top(top).into_iter().map(|(id, logprob)| (bytes(id), logprob)).collect();
@@ -185,6 +175,11 @@ impl Sequence {
     /// Why it ended, if it has.
     pub(super) fn finished(&self) -> Option<FinishReason> {
         self.finished
+    }
+
+    /// The answer so far.
+    pub(super) fn answer(&self) -> &[u32] {
+        &self.tokens[self.prompt..]
     }
 
     /// Tokens of the answer so far.
@@ -200,7 +195,7 @@ impl Sequence {
             cached: self.cached(),
             // The last sampled token waits to be read with the next step; it is no prompt.
             prompt_left: Tokens::from((self.tokens.len() - self.read).saturating_sub(usize::from(self.decoding()))),
-            answered: self.answered(),
+            answered: self.answered() - Tokens::from(self.resumed),
             finished: self.finished.is_some(),
         }
     }
@@ -211,6 +206,6 @@ impl Sequence {
     }
 
     fn decoding(&self) -> bool {
-        self.tokens.len() > self.prompt
+        self.tokens.len() > self.prompt + self.resumed
     }
 }

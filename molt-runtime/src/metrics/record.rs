@@ -295,6 +295,7 @@ fn trouble_name(kind: TroubleKind) -> &'static str {
         TroubleKind::Carry => "carry",
         TroubleKind::Keepsake => "keepsake",
         TroubleKind::Shed => "shed",
+        TroubleKind::State => "state",
         TroubleKind::Step => "step",
         TroubleKind::Grammar => "grammar",
         TroubleKind::Panic => "panic",

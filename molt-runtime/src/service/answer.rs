@@ -8,11 +8,13 @@ use axum::http::StatusCode;
 use axum::response::sse::{Event as Sse, KeepAlive};
 use axum::response::{IntoResponse, Json, Response};
 use futures_util::stream;
+use molt_scheduler::Class;
 use molt_scheduler::units::{RungIdx, Tokens};
 use rand::Rng as _;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
+use crate::engine::Said;
 use crate::event::{Event, FinishReason, Likelihood, Switch};
 use crate::service::http::problem;
 use crate::service::likelihood;
@@ -107,19 +109,30 @@ struct Chunks {
     cached: Tokens,
     /// Characters of the answer so far.
     offset: usize,
+    /// Tokens told so far, what was left over at the end counted as one.
+    told: u64,
 }
 
 impl Chunks {
     fn new(frame: Frame, include_usage: bool) -> Self {
-        Self { pieces: frame.pieces(), frame, include_usage, begun: false, calls: 0, cached: Tokens::ZERO, offset: 0 }
+        let pieces = frame.pieces();
+        Self { pieces, frame, include_usage, begun: false, calls: 0, cached: Tokens::ZERO, offset: 0, told: 0 }
+    }
+
+    /// The chunks of a token that was written before the daemon was started again; on which rung, nobody knows any more.
+    fn again(&mut self, text: String) -> Vec<Value> {
+        self.told += 1;
+        let pieces = self.pieces.push(text);
+        self.tokens(pieces, json!({"token": self.told}), None)
     }
 
     /// What is to be sent after an event, and whether that is the end.
     fn hear(&mut self, event: &Event) -> (Vec<Value>, bool) {
         match event {
             Event::Token { text, rung, likelihood, .. } => {
+                self.told += 1;
                 let pieces = self.pieces.push(text.clone());
-                (self.tokens(pieces, json!({"rung": rung}), likelihood.as_ref()), false)
+                (self.tokens(pieces, json!({"rung": rung, "token": self.told}), likelihood.as_ref()), false)
             }
             Event::Finished { reason, tokens, .. } => {
                 let left = self.pieces.finish();
@@ -142,7 +155,8 @@ impl Chunks {
                 (serde_json::to_value(event).map(|told| self.frame.chunk(json!([]), told)).into_iter().collect(), false)
             }
             Event::Admitted { cached_tokens, .. } => {
-                self.cached = *cached_tokens;
+                // Of an answer that was begun before, more than the prompt may have been there.
+                self.cached = Tokens::new(cached_tokens.get().min(self.frame.prompt));
                 (Vec::new(), false)
             }
             Event::Trouble { message, .. } => (vec![error("trouble", message)], true),
@@ -187,23 +201,48 @@ impl Chunks {
     }
 }
 
-/// Sends an answer as it comes. The request is in flight until the stream is dropped.
-pub(super) fn streamed(
+/// An answer on its way.
+pub(super) struct Sending {
     events: mpsc::Receiver<Event>,
-    frame: Frame,
-    include_usage: bool,
+    chunks: Chunks,
+    /// Made and not yet sent.
+    ready: VecDeque<String>,
+    over: bool,
     in_flight: InFlight,
-) -> Response {
-    struct Sending {
-        events: mpsc::Receiver<Event>,
-        chunks: Chunks,
-        /// Made and not yet sent.
-        ready: VecDeque<String>,
-        over: bool,
-        in_flight: InFlight,
+}
+
+impl Sending {
+    pub(super) fn new(events: mpsc::Receiver<Event>, frame: Frame, include_usage: bool, in_flight: InFlight) -> Self {
+        let chunks = Chunks::new(frame, include_usage);
+        Self { events, chunks, ready: VecDeque::new(), over: false, in_flight }
     }
-    let chunks = Chunks::new(frame, include_usage);
-    let sending = Sending { events, chunks, ready: VecDeque::new(), over: false, in_flight };
+
+    /// Begins with what had been said before the daemon was started again, but for its first tokens.
+    pub(super) fn again(&mut self, said: Said, after: u64) {
+        for text in said.texts {
+            let chunks = self.chunks.again(text);
+            if self.chunks.told > after {
+                self.ready.extend(chunks.iter().map(Value::to_string));
+            }
+        }
+        if let Some(reason) = said.finished {
+            let (tenant, class) = (String::new(), Class::Batch);
+            self.hear(&Event::Finished { tenant, class, tokens: said.tokens, reason, total_ms: 0.0 });
+        }
+    }
+
+    fn hear(&mut self, event: &Event) {
+        let (chunks, over) = self.chunks.hear(event);
+        self.ready.extend(chunks.iter().map(Value::to_string));
+        self.over = over;
+        if over && matches!(event, Event::Finished { .. }) {
+            self.ready.push_back("[DONE]".to_owned());
+        }
+    }
+}
+
+/// Sends an answer as it comes. The request is in flight until the stream is dropped.
+pub(super) fn streamed(sending: Sending) -> Response {
     let sent = stream::unfold(sending, |mut own| async move {
         loop {
             if let Some(data) = own.ready.pop_front() {
@@ -221,12 +260,7 @@ pub(super) fn streamed(
             if matches!(event, Event::Token { .. }) {
                 own.in_flight.charge(1);
             }
-            let (chunks, over) = own.chunks.hear(&event);
-            own.ready.extend(chunks.iter().map(Value::to_string));
-            own.over = over;
-            if over && matches!(event, Event::Finished { .. }) {
-                own.ready.push_back("[DONE]".to_owned());
-            }
+            own.hear(&event);
         }
     });
     axum::response::Sse::new(sent).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()

@@ -1,17 +1,19 @@
 //! The engine on a thread of its own: commands in, events out to whoever asked. No async near the compute.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use molt_scheduler::units::Time;
-use molt_scheduler::{Refusal, SequenceId, TenantId, TenantSpec};
+use molt_scheduler::{LeverKind, Refusal, SequenceId, TenantId, TenantSpec};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::budget::Watched;
-use crate::engine::{AnswerRequest, Engine};
-use crate::event::Event;
+use crate::engine::{AnswerRequest, Begun, Engine};
+use crate::event::{Event, FinishReason, TroubleKind};
 use crate::service::{Log, Watch};
+use crate::state::{Keeping, Recorder, State};
 use crate::workers::Workers;
 
 /// Commands that may wait for the engine; whoever sends more waits.
@@ -24,10 +26,21 @@ const IDLE: Duration = Duration::from_millis(500);
 const PARKED: Duration = Duration::from_millis(20);
 
 enum Command {
-    Submit { tenant: TenantId, request: AnswerRequest, reply: oneshot::Sender<Result<mpsc::Receiver<Event>, Refusal>> },
+    Submit { tenant: TenantId, asked: Box<Asked>, reply: oneshot::Sender<Result<mpsc::Receiver<Event>, Refusal>> },
     Register { name: String, spec: TenantSpec, reply: oneshot::Sender<TenantId> },
     Deregister { tenant: TenantId },
     Stop,
+}
+
+/// What a client asks for, and what is kept of it.
+#[derive(Debug)]
+pub struct Asked {
+    /// What is asked for.
+    pub request: AnswerRequest,
+    /// Where it stands, if it was begun before.
+    pub begun: Option<Begun>,
+    /// What outlives the daemon, if anything does.
+    pub keeping: Option<Keeping>,
 }
 
 /// Talks to the engine thread.
@@ -49,16 +62,21 @@ impl EngineClient {
         workers: Workers,
         watch: Watch,
         log: Log,
+        state: Option<Arc<State>>,
     ) -> std::io::Result<(Self, oneshot::Receiver<()>)> {
         let (commands, taken) = bounded(COMMANDS);
         let (alive, ended) = oneshot::channel();
         let pool = workers.pool().map_err(std::io::Error::other)?;
+        // Where nothing is kept there is nothing to write.
+        let recorder = state.as_ref().map(|_| Recorder::start()).transpose()?;
         let thread = std::thread::Builder::new().name("molt-engine".to_owned()).spawn(move || {
-            let run = Run { engine, budget, watch, log, readers: BTreeMap::new(), started: Instant::now() };
+            let (readers, started) = (BTreeMap::new(), Instant::now());
+            let run = Run { engine, budget, watch, log, state, recorder, readers, started };
             if !pool.install(|| run.until_stopped(&taken)) {
                 return;
             }
-            // Said only by an orderly end; a panic, or a round that always fails, drops it unsaid. Where nobody listens the program is ending.
+            // Said only by an orderly end; a panic, or a round that always fails, drops it unsaid. Where nobody listens the
+            // program is ending.
             let _unheard = alive.send(());
         })?;
         drop(thread);
@@ -69,10 +87,10 @@ impl EngineClient {
     pub async fn submit(
         &self,
         tenant: TenantId,
-        request: AnswerRequest,
+        asked: Asked,
     ) -> Result<Result<mpsc::Receiver<Event>, Refusal>, EngineGone> {
         let (reply, answer) = oneshot::channel();
-        self.send(Command::Submit { tenant, request, reply }).await?;
+        self.send(Command::Submit { tenant, asked: Box::new(asked), reply }).await?;
         answer.await.map_err(|_| EngineGone)
     }
 
@@ -112,8 +130,43 @@ struct Run {
     budget: Watched,
     watch: Watch,
     log: Log,
-    readers: BTreeMap<SequenceId, mpsc::Sender<Event>>,
+    state: Option<Arc<State>>,
+    recorder: Option<Recorder>,
+    readers: BTreeMap<SequenceId, Reader>,
     started: Instant,
+}
+
+/// Who reads an answer, and what is kept of it.
+struct Reader {
+    events: mpsc::Sender<Event>,
+    keeping: Option<Keeping>,
+}
+
+impl Reader {
+    /// Something happened to the answer, whose tokens so far are these. What is kept is written before anybody hears of it.
+    fn keep(&mut self, event: &Event, answered: &[u32]) {
+        match event {
+            Event::Token { .. } => {
+                if let Some(keeping) = &mut self.keeping {
+                    keeping.write(answered);
+                }
+            }
+            Event::Finished { reason, .. } => {
+                if let Some(keeping) = self.keeping.take() {
+                    keeping.finish(answered, *reason == FinishReason::Stop);
+                }
+            }
+            // It cannot go on, now or later.
+            Event::Trouble { .. } => self.forget(),
+            _ => {}
+        }
+    }
+
+    fn forget(&mut self) {
+        if let Some(keeping) = self.keeping.take() {
+            keeping.forget();
+        }
+    }
 }
 
 impl Run {
@@ -124,19 +177,28 @@ impl Run {
         let mut pause = Duration::ZERO;
         loop {
             match commands.recv_timeout(pause) {
-                Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => return true,
+                Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => {
+                    self.record(true);
+                    return true;
+                }
                 Ok(command) => self.take(command),
                 Err(RecvTimeoutError::Timeout) => {}
             }
             for command in commands.try_iter().take(COMMANDS) {
                 match command {
-                    Command::Stop => return true,
+                    Command::Stop => {
+                        self.record(true);
+                        return true;
+                    }
                     command => self.take(command),
                 }
             }
             // A reader that left while its sequence waits or is parked would not be noticed by a failing send.
-            let gone = self.readers.extract_if(.., |_, reader| reader.is_closed()).map(|(id, _)| id);
-            gone.collect::<Vec<_>>().into_iter().for_each(|id| self.engine.cancel(id));
+            let gone: Vec<_> = self.readers.extract_if(.., |_, reader| reader.events.is_closed()).collect();
+            for (id, mut reader) in gone {
+                reader.forget();
+                self.engine.cancel(id);
+            }
             let now = self.now();
             self.engine.alarm().forget();
             let budget = self.budget.budget();
@@ -144,6 +206,9 @@ impl Run {
             if !self.engine.guarded_round(now, budget, &mut told) {
                 // The supervisor starts another process; clients are told that the stream has broken off.
                 return false;
+            }
+            for message in self.state.iter().flat_map(|state| state.troubles()) {
+                told.push((None, Event::Trouble { kind: TroubleKind::State, route: None, message }));
             }
             let mut stepped = false;
             for (sequence, event) in told.drain(..) {
@@ -153,12 +218,20 @@ impl Run {
                     self.log.tell(&event);
                     continue;
                 };
+                let Some(reader) = self.readers.get_mut(&sequence) else { continue };
+                reader.keep(&event, self.engine.answer_of(sequence));
+                let parked = matches!(event, Event::Lever { kind: LeverKind::Park, .. });
                 // A reader that has gone, or that reads slower than its answer is written for minutes, ends it.
-                if self.readers.get(&sequence).is_some_and(|reader| reader.try_send(event).is_err()) {
+                if reader.events.try_send(event).is_err() {
+                    reader.forget();
                     self.readers.remove(&sequence);
                     self.engine.cancel(sequence);
+                } else if let (true, Some(keeping), Some(recorder)) = (parked, &mut reader.keeping, &self.recorder) {
+                    // It may stand still for long, and somebody wants memory: this is when machines are switched off.
+                    recorder.record(&mut self.engine, sequence, keeping, true);
                 }
             }
+            self.record(false);
             self.readers.retain(|sequence, _| self.engine.has(*sequence));
             pause = match (self.readers.is_empty(), stepped || self.engine.has_read()) {
                 (true, _) => IDLE,
@@ -168,15 +241,39 @@ impl Run {
         }
     }
 
+    /// Writes the caches of those answers of which enough is new, or of all.
+    fn record(&mut self, all: bool) {
+        let Some(recorder) = &self.recorder else { return };
+        for (id, reader) in &mut self.readers {
+            if let Some(keeping) = &mut reader.keeping {
+                recorder.record(&mut self.engine, *id, keeping, all);
+            }
+        }
+    }
+
     fn take(&mut self, command: Command) {
         match command {
-            Command::Submit { tenant, request, reply } => {
-                let now = self.now();
-                let answer = self.engine.submit(tenant, request, now).map(|sequence| {
-                    let (reader, events) = mpsc::channel(EVENTS);
-                    self.readers.insert(sequence, reader);
-                    events
-                });
+            Command::Submit { tenant, asked, reply } => {
+                let (now, Asked { request, begun, keeping }) = (self.now(), *asked);
+                let is_new = begun.is_none();
+                let submitted = match begun {
+                    None => self.engine.submit(tenant, request, now),
+                    Some(begun) => self.engine.resume(tenant, request, begun, now),
+                };
+                let answer = match submitted {
+                    Ok(sequence) => {
+                        let (reader, events) = mpsc::channel(EVENTS);
+                        self.readers.insert(sequence, Reader { events: reader, keeping });
+                        Ok(events)
+                    }
+                    Err(refusal) => {
+                        // One that was begun before waits on; there may be room for it later.
+                        if let Some(keeping) = keeping.filter(|_| is_new) {
+                            keeping.forget();
+                        }
+                        Err(refusal)
+                    }
+                };
                 // Where nobody waits for the reply, the closed receiver ends the sequence with its first event.
                 let _unheard = reply.send(answer);
             }

@@ -18,12 +18,14 @@ use serde_json::{Value, json};
 
 use crate::budget::OperatorBudget;
 use crate::engine::AnswerRequest;
-use crate::service::answer::{Frame, streamed, whole};
-use crate::service::engine_thread::EngineClient;
+use crate::service::answer::{Frame, Sending, streamed, whole};
+use crate::service::engine_thread::{Asked, EngineClient};
 use crate::service::prepare::{Prepared, prepare};
+use crate::service::resume::{begin, resume};
 use crate::service::serve::Peer;
 use crate::service::tenants::{NotServed, TenantClaim, Tenants};
 use crate::service::wire::{ChatRequest, Kind};
+use crate::state::State as KeptState;
 
 /// Most bytes of a request's body.
 const BODY_LIMIT: usize = 4 << 20;
@@ -45,6 +47,8 @@ pub struct Service {
     pub tenants: Arc<Tenants>,
     /// Tenants that a registration may name instead of saying everything itself.
     pub profiles: RwLock<Vec<TenantClaim>>,
+    /// What outlives the daemon, if anything does.
+    pub state: Option<Arc<KeptState>>,
 }
 
 /// Prompts that are cut into tokens at a time: it takes many times their size, which is in no books.
@@ -79,6 +83,7 @@ pub fn router(service: Arc<Service>) -> Router {
         .route("/v1/models", get(models))
         .route("/v1/chat/completions", post(|a, b, c, d| answer(Kind::Chat, a, b, c, d)))
         .route("/v1/completions", post(|a, b, c, d| answer(Kind::Text, a, b, c, d)))
+        .route("/v1/answers/{id}", get(resume))
         .route("/v1/tenants", post(register).get(list_tenants).layer(DefaultBodyLimit::max(SMALL_BODY)))
         .route("/v1/tenants/me", axum::routing::delete(leave))
         .route("/v1/budget", put(set_budget).get(get_budget).layer(DefaultBodyLimit::max(SMALL_BODY)))
@@ -144,11 +149,11 @@ async fn set_budget(
 }
 
 /// The API key of a request.
-fn key(headers: &HeaderMap) -> Option<&str> {
+pub(super) fn key(headers: &HeaderMap) -> Option<&str> {
     headers.get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ").map(str::trim)
 }
 
-fn not_served(why: &NotServed) -> Response {
+pub(super) fn not_served(why: &NotServed) -> Response {
     let (status, code) = match why {
         NotServed::UnknownToken => (StatusCode::UNAUTHORIZED, "unknown_token"),
         NotServed::OtherUser => (StatusCode::UNAUTHORIZED, "token_of_another_user"),
@@ -275,19 +280,13 @@ async fn answer(
         pinned,
         answer: Tokens::new(answer),
         sampling: SamplingSettings { seed: request.seed.unwrap_or_else(rand::random), ..request.sampling },
-        stop: request.stop,
+        stop: request.stop.clone(),
         grammar,
         likelihoods: request.likelihoods,
         // Users whom nobody tells apart must not learn what another has asked.
         reuse: peer.user.is_some() || in_flight.has_token(),
         ignore_end: false,
     };
-    let events = match service.engine.submit(in_flight.tenant, wanted).await {
-        Ok(Ok(events)) => events,
-        Ok(Err(refusal)) => return refused(&refusal),
-        Err(gone) => return problem(StatusCode::SERVICE_UNAVAILABLE, "stopping", &gone.to_string()),
-    };
-    in_flight.charge(length);
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let frame = Frame {
         kind,
@@ -298,13 +297,25 @@ async fn answer(
         likelihoods: request.likelihoods.is_some(),
         tools: request.form.has_tools(),
     };
+    // Who waits for a whole answer does not know what it is called, and asks again.
+    let keeping = match request.stream {
+        true => begin(&service, &in_flight, &frame, &wanted, &request).await,
+        false => None,
+    };
+    let asked = Asked { request: wanted, begun: None, keeping };
+    let events = match service.engine.submit(in_flight.tenant, asked).await {
+        Ok(Ok(events)) => events,
+        Ok(Err(refusal)) => return refused(&refusal),
+        Err(gone) => return problem(StatusCode::SERVICE_UNAVAILABLE, "stopping", &gone.to_string()),
+    };
+    in_flight.charge(length);
     match request.stream {
-        true => streamed(events, frame, request.include_usage, in_flight),
+        true => streamed(Sending::new(events, frame, request.include_usage, in_flight)),
         false => whole(events, frame, &in_flight).await,
     }
 }
 
-fn refused(refusal: &Refusal) -> Response {
+pub(super) fn refused(refusal: &Refusal) -> Response {
     let (status, code) = match refusal {
         Refusal::OverContext { .. } => (StatusCode::BAD_REQUEST, "context_length_exceeded"),
         Refusal::EmptyPrompt => (StatusCode::BAD_REQUEST, "messages"),

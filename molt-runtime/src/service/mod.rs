@@ -10,13 +10,14 @@ mod log;
 mod messages;
 mod prepare;
 mod rate;
+mod resume;
 mod serve;
 mod tenants;
 mod tool_text;
 mod watch;
 mod wire;
 
-pub use engine_thread::{EngineClient, EngineGone};
+pub use engine_thread::{Asked, EngineClient, EngineGone};
 pub use form::Form;
 pub use http::{Service, router};
 pub use log::{Log, LogLevel};

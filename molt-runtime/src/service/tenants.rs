@@ -4,10 +4,12 @@
 //! registration is a lease: it ends when nothing was asked with its token for the grace time, and with it whatever of
 //! the tenant's still runs.
 //!
-//! Tokens are not kept. What is kept of one is its digest under a secret of this process: nobody outside can compute it, so
-//! how long a lookup takes says nothing about any token, and what is read out of memory opens nothing.
+//! Tokens are not kept. What is kept of one is its digest under a secret of this process, or of the state folder where there is
+//! one: nobody outside can compute it, so how long a lookup takes says nothing about any token, and what is read out of memory
+//! or off the disk opens nothing.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use molt_scheduler::units::{RungIdx, Tokens};
@@ -19,6 +21,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::rung_name;
 use crate::service::rate::Bucket;
+use crate::state::{Owner, State};
 
 /// What a tenant asks for, and what a profile says.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
@@ -175,6 +178,32 @@ impl Registered {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct TokenDigest([u8; 32]);
 
+impl TokenDigest {
+    fn to_hex(self) -> String {
+        self.0.iter().fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"))
+    }
+
+    fn from_hex(hex: &str) -> Option<Self> {
+        let mut digest = [0; 32];
+        if hex.len() != 64 || !hex.is_ascii() {
+            return None;
+        }
+        for (at, byte) in digest.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).ok()?;
+        }
+        Some(Self(digest))
+    }
+}
+
+/// A registration as it is kept.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeptRegistration {
+    token: String,
+    claim: TenantClaim,
+    user: User,
+}
+
 /// What digests of tokens are made with.
 struct Secret([u8; 32]);
 
@@ -202,6 +231,8 @@ pub struct Tenants {
     default: Mutex<Registered>,
     by_token: Mutex<BTreeMap<TokenDigest, Registered>>,
     secret: Secret,
+    /// Where registrations outlive the process, if they do.
+    state: Option<Arc<State>>,
 }
 
 /// Why somebody is not served.
@@ -261,6 +292,11 @@ impl InFlight {
         self.token.is_some()
     }
 
+    /// Whose an answer to it is, asked for by that user.
+    pub fn owner(&self, user: User) -> Owner {
+        Owner { token: self.token.map(TokenDigest::to_hex), user }
+    }
+
     /// Tokens were read or written for it.
     pub fn charge(&self, tokens: u64) {
         let Some(limit) = self.tenants.limits.read().tokens_per_minute else { return };
@@ -299,7 +335,31 @@ impl Tenants {
     /// Nobody but the default tenant.
     pub fn new(default: TenantId, claim: TenantClaim, limits: TenantLimits) -> Self {
         let default = Mutex::new(Registered::new(default, claim, None));
-        Self { limits: RwLock::new(limits), default, by_token: Mutex::default(), secret: Secret(rand::rng().random()) }
+        let secret = Secret(rand::rng().random());
+        Self { limits: RwLock::new(limits), default, by_token: Mutex::default(), secret, state: None }
+    }
+
+    /// Has registrations outlive the process, and takes over those of an earlier one. `register` makes a tenant of what was asked
+    /// for; where that makes no sense any more, it makes none.
+    #[must_use]
+    pub fn with_state(self, state: Arc<State>, mut register: impl FnMut(&TenantClaim) -> Option<TenantId>) -> Self {
+        let kept: Vec<KeptRegistration> = state.registrations();
+        let restored = kept.into_iter().filter_map(|KeptRegistration { token, claim, user }| {
+            Some((TokenDigest::from_hex(&token)?, Registered::new(register(&claim)?, claim, user)))
+        });
+        let by_token = Mutex::new(restored.collect());
+        Self { by_token, secret: Secret(state.secret()), state: Some(state), ..self }
+    }
+
+    /// Keeps who is registered now. It is done with the lock held, so that the last to write is the last to change.
+    fn keep(&self, all: &BTreeMap<TokenDigest, Registered>) {
+        let Some(state) = &self.state else { return };
+        let kept = all.iter().map(|(token, Registered { claim, user, .. })| KeptRegistration {
+            token: token.to_hex(),
+            claim: claim.clone(),
+            user: *user,
+        });
+        state.keep_registrations(&kept.collect::<Vec<_>>());
     }
 
     /// From now on these limits hold. Who is over one of them already stays, and gets no further.
@@ -322,6 +382,7 @@ impl Tenants {
         }
         let token = new_token(&mut rand::rng());
         all.insert(self.secret.digest(&token), Registered::new(id, claim, user));
+        self.keep(&all);
         Ok(token)
     }
 
@@ -330,7 +391,9 @@ impl Tenants {
         let mut all = self.by_token.lock();
         let key = &self.secret.digest(key.unwrap_or_default());
         check_user(all.get(key).ok_or(NotServed::UnknownToken)?, user)?;
-        all.remove(key).map(|registered| registered.id).ok_or(NotServed::UnknownToken)
+        let left = all.remove(key).map(|registered| registered.id).ok_or(NotServed::UnknownToken);
+        self.keep(&all);
+        left
     }
 
     /// Whose request that is. The count of requests in flight goes down when what is returned is dropped.
@@ -354,7 +417,12 @@ impl Tenants {
     pub fn expired(&self) -> Vec<TenantId> {
         let grace = Duration::from_secs(self.limits.read().grace_s);
         let over = |_: &TokenDigest, own: &mut Registered| own.in_flight == 0 && own.last_used.elapsed() >= grace;
-        self.by_token.lock().extract_if(.., over).map(|(_, registered)| registered.id).collect()
+        let mut all = self.by_token.lock();
+        let gone: Vec<TenantId> = all.extract_if(.., over).map(|(_, registered)| registered.id).collect();
+        if !gone.is_empty() {
+            self.keep(&all);
+        }
+        gone
     }
 
     /// Everybody, without tokens: what was asked for, and the requests in flight.
@@ -376,11 +444,10 @@ fn check_user(registered: &Registered, user: User) -> Result<(), NotServed> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use molt_scheduler::{Config, LadderCost, RungCost, Scheduler, units::Bytes};
 
     use super::*;
+    use crate::state::StateSettings;
 
     fn claim(text: &str) -> TenantClaim {
         serde_json::from_str(text).unwrap()
@@ -435,6 +502,36 @@ mod tests {
             let served = tenants.enter(Some(other), None).map(|entered| entered.has_token());
             assert!(matches!(served, Err(NotServed::UnknownToken) | Ok(false)), "{other}");
         }
+    }
+
+    #[test]
+    fn registrations_outlive_the_process_and_tokens_are_not_among_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = StateSettings { every_tokens: 8, grace: Duration::from_secs(60) };
+        let own = claim(r#"{"name": "mail", "class": "foreground", "weight": 3}"#);
+        let mut id = identities(own.clone());
+        let mut start = || {
+            let state = State::open(folder.path(), settings).unwrap();
+            let tenants = Tenants::new(id(), own.clone(), TenantLimits::default());
+            Arc::new(tenants.with_state(state, |claim| (claim.name == "mail").then(&mut id)))
+        };
+        let tenants = start();
+        let mut others = identities(own.clone());
+        let token = tenants.register(others(), own.clone(), Some(1)).unwrap();
+        let left = tenants.register(others(), own.clone(), Some(1)).unwrap();
+        tenants.leave(Some(&left), Some(1)).unwrap();
+        let owner = tenants.enter(Some(&token), Some(1)).unwrap().owner(Some(1));
+        for file in ["tenants.json", "secret"] {
+            let kept = std::fs::read(folder.path().join(file)).unwrap();
+            assert!(!String::from_utf8_lossy(&kept).contains(&token[TOKEN.len()..]), "{file} holds the token");
+        }
+        drop(tenants);
+        let tenants = start();
+        assert_eq!(tenants.list().len(), 2);
+        assert_eq!(tenants.list()[1].0, own);
+        assert!(tenants.enter(Some(&token), Some(1)).unwrap().owner(None).is(&owner));
+        assert_eq!(tenants.enter(Some(&token), Some(2)).unwrap_err(), NotServed::OtherUser);
+        assert_eq!(tenants.enter(Some(&left), Some(1)).unwrap_err(), NotServed::UnknownToken);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use molt_models::TOOL_CALL;
 use molt_models::sampling::SamplingSettings;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::service::form::Form;
@@ -32,7 +32,8 @@ pub struct ChatRequest {
 }
 
 /// Which of the two answering routes a body came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// `/v1/chat/completions`.
     Chat,

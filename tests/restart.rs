@@ -1,0 +1,393 @@
+//! What outlives the daemon: streams go on after `kill -9` and after `SIGTERM`, word for word; what is torn is refused by name;
+//! and a folder that cannot be written is in nobody's way.
+#![allow(clippy::unwrap_used, reason = "a test may stop where its ground is missing")]
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use molt_tests::daemon::{Daemon, chunks};
+use molt_tests::program;
+use serde_json::{Value, json};
+
+/// A folder with a configuration, and the daemons that are started on it one after another.
+struct Home {
+    folder: tempfile::TempDir,
+}
+
+impl Home {
+    fn new(config: &str) -> Self {
+        let home = Self { folder: tempfile::tempdir().unwrap() };
+        let state = home.state();
+        std::fs::write(
+            home.folder.path().join("moltd.toml"),
+            format!("{config}\n[state]\nfolder = {:?}\nevery_tokens = 40\n", state.display().to_string()),
+        )
+        .unwrap();
+        home
+    }
+
+    fn state(&self) -> PathBuf {
+        self.folder.path().join("state")
+    }
+
+    /// What is there of answers, with that ending.
+    fn files(&self, ending: &str) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.state().join("answers")).into_iter().flatten();
+        let paths = entries.map(|entry| entry.unwrap().path());
+        paths.filter(|path| path.extension().is_some_and(|found| found == ending)).collect()
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(program("moltd"));
+        self.arguments(&mut command);
+        command
+    }
+
+    fn arguments(&self, command: &mut Command) {
+        let socket = self.folder.path().join("molt.sock");
+        command.arg("--config").arg(self.folder.path().join("moltd.toml")).arg("--socket").arg(socket);
+        command.args(["--budget-mib", "256"]);
+    }
+
+    fn start(&self) -> Daemon {
+        self.run(&mut self.command())
+    }
+
+    fn run(&self, command: &mut Command) -> Daemon {
+        Daemon::run(command, self.folder.path().join("molt.sock"))
+    }
+}
+
+fn asked(seed: u64, tokens: u64) -> Value {
+    let prompt = "Fellow-citizens of the Senate and House of Representatives: The past year has been one of peace and of \
+        plenty, and the people of every State have good reason to be content with what it has brought to them.";
+    json!({"prompt": prompt, "max_tokens": tokens, "temperature": 0.8, "seed": seed, "stream": true,
+        "frequency_penalty": 0.3, "stop": ["\n\n\n\n"], "stream_options": {"include_usage": true}})
+}
+
+/// What a client has of an answer.
+#[derive(Debug, Default, Clone, PartialEq)]
+struct Heard {
+    id: String,
+    text: String,
+    tokens: u64,
+    reason: Value,
+    usage: Value,
+    /// Tokens of the prompt that did not have to be read, the last time that it was begun.
+    cached: u64,
+}
+
+impl Heard {
+    /// Hears a chunk; whether it says how many tokens there are.
+    fn hear(&mut self, chunk: &Value) {
+        assert!(chunk["error"].is_null() || chunk["error"]["code"] == "stopped", "{chunk}");
+        if let Some(id) = chunk["id"].as_str() {
+            assert!(self.id.is_empty() || self.id == id, "{id} instead of {}", self.id);
+            self.id = id.to_owned();
+        }
+        let choice = &chunk["choices"][0];
+        self.text += choice["text"].as_str().unwrap_or_default();
+        if let Some(token) = chunk["molt"]["token"].as_u64() {
+            assert_eq!(token, self.tokens + 1, "a token is missing or told twice: {chunk}");
+            self.tokens = token;
+        }
+        if !choice["finish_reason"].is_null() {
+            self.reason = choice["finish_reason"].clone();
+        }
+        if !chunk["usage"].is_null() {
+            let usage = &chunk["usage"];
+            self.usage = json!([usage["prompt_tokens"], usage["completion_tokens"]]);
+            self.cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        }
+    }
+
+    /// Hears until the stream ends or breaks off, or so many tokens are there.
+    fn listen(&mut self, chunks: impl Iterator<Item = Value>, until: u64) {
+        for chunk in chunks {
+            self.hear(&chunk);
+            if self.tokens >= until {
+                return;
+            }
+        }
+    }
+
+    /// Where the rest of it is.
+    fn rest(&self) -> String {
+        format!("/v1/answers/{}?after={}", self.id, self.tokens)
+    }
+
+    /// What was said, and not how.
+    fn said(&self) -> Self {
+        Self { id: String::new(), cached: 0, ..self.clone() }
+    }
+}
+
+/// The chunks of a stream, until it is broken off.
+fn broken_off(stream: std::io::BufReader<std::os::unix::net::UnixStream>) -> impl Iterator<Item = Value> {
+    use std::io::BufRead as _;
+    let lines = stream.lines().map_while(Result::ok);
+    let data = lines.filter_map(|line| line.strip_prefix("data: ").map(str::to_owned));
+    // The last line may be half of one.
+    data.take_while(|data| data != "[DONE]").map_while(|data| serde_json::from_str(&data).ok())
+}
+
+fn go_on(daemon: &Daemon, heard: &Heard) -> impl Iterator<Item = Value> + use<> {
+    broken_off(daemon.send("GET", &heard.rest(), b""))
+}
+
+fn undisturbed(daemon: &Daemon, body: &Value) -> Heard {
+    let mut heard = Heard::default();
+    heard.listen(chunks(daemon.send("POST", "/v1/completions", body.to_string().as_bytes())), u64::MAX);
+    assert!(!heard.reason.is_null(), "{heard:?}");
+    heard
+}
+
+/// A number below `most`, other in every run and every call.
+fn random(most: u64) -> u64 {
+    u64::from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos()) / 64 % most
+}
+
+/// How often the daemon is killed: some rounds in every test run, or as many as `MOLT_KILL_ROUNDS` says.
+fn rounds() -> u64 {
+    std::env::var("MOLT_KILL_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(6)
+}
+
+#[test]
+fn an_answer_goes_on_word_for_word_after_kill_9() {
+    const TOKENS: u64 = 160;
+    let home = Home::new("");
+    let (mut killed, mut restored, mut seed) = (0, 0, 40);
+    while killed < rounds() {
+        seed += 1;
+        let body = asked(seed, TOKENS);
+        let mut daemon = home.start();
+        let whole = undisturbed(&daemon, &body);
+        let mut heard = Heard::default();
+        let mut stream = broken_off(daemon.send("POST", "/v1/completions", body.to_string().as_bytes()));
+        heard.listen(&mut stream, 1 + random(40));
+        // Twice, so that what was taken up is taken up again.
+        for _ in 0..2 {
+            let (pid, pause) = (daemon.pid(), Duration::from_micros(random(60_000)));
+            let killer = std::thread::spawn(move || {
+                std::thread::sleep(pause);
+                assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+            });
+            heard.listen(&mut stream, u64::MAX);
+            killer.join().unwrap();
+            assert!(!daemon.ended_well());
+            daemon = home.start();
+            killed += 1;
+            if heard.usage.is_null() {
+                stream = broken_off(daemon.send("GET", &heard.rest(), b""));
+            }
+        }
+        heard.listen(&mut stream, u64::MAX);
+        assert_eq!(heard.said(), whole.said(), "seed {seed}, {killed} kills");
+        // All of it can be had once more.
+        let mut again = Heard { id: heard.id.clone(), ..Heard::default() };
+        again.listen(go_on(&daemon, &again), u64::MAX);
+        assert_eq!(again.said(), heard.said());
+        let said = daemon.said();
+        assert!(!said.iter().any(|line| line.contains("\"kind\":\"state\"")), "{said:#?}");
+        restored += u64::from(heard.cached > 0);
+    }
+    println!("killed {killed} times; {restored} answers began with what the disk had of their caches");
+}
+
+/// Asks for a long answer, hears some of it, and leaves it to be taken up.
+fn half(home: &Home, daemon: &Daemon, body: &Value, tokens: u64) -> (Heard, impl Iterator<Item = Value> + use<>) {
+    let mut heard = Heard::default();
+    let mut stream = broken_off(daemon.send("POST", "/v1/completions", body.to_string().as_bytes()));
+    heard.listen(&mut stream, tokens);
+    assert!(heard.reason.is_null() && !home.files("answer").is_empty(), "{heard:?}");
+    (heard, stream)
+}
+
+#[test]
+fn sigterm_keeps_the_cache_and_nothing_is_read_again() {
+    let home = Home::new("");
+    let mut daemon = home.start();
+    let body = asked(7, 200);
+    let whole = undisturbed(&daemon, &body);
+    let (mut heard, stream) = half(&home, &daemon, &body, 20);
+    daemon.signal("TERM");
+    heard.listen(stream, u64::MAX);
+    assert!(daemon.ended_well());
+    assert!(heard.tokens < 200, "the answer ended before the daemon did");
+    assert_eq!(home.files("cache").len(), 1);
+    let daemon = home.start();
+    // Nobody else's.
+    let (_, mail) = daemon.ask("POST", "/v1/tenants", br#"{"name": "mail"}"#);
+    let path = format!("/v1/answers/{}", heard.id);
+    assert_eq!(daemon.ask_as(mail["token"].as_str(), "GET", &path, b"").0, 404);
+    assert_eq!(daemon.ask("GET", "/v1/answers/../../secret", b"").0, 404);
+    assert_eq!(daemon.ask("GET", &format!("{path}?from=1"), b"").0, 400);
+    let stream = go_on(&daemon, &heard);
+    let mut stream = stream.peekable();
+    stream.peek();
+    assert_eq!(daemon.ask("GET", &path, b"").0, 409, "somebody reads it");
+    heard.listen(stream, u64::MAX);
+    assert_eq!(heard.said(), whole.said());
+    assert_eq!(json!(heard.cached), whole.usage[0], "the prompt was not read again");
+    assert_eq!(home.files("cache").len(), 0, "a finished answer has no cache");
+}
+
+/// Half of an answer, from a daemon that was stopped in the middle of it.
+fn stopped_half(home: &Home, body: &Value) -> Heard {
+    let mut daemon = home.start();
+    let (mut heard, stream) = half(home, &daemon, body, 20);
+    daemon.signal("TERM");
+    heard.listen(stream, u64::MAX);
+    assert!(daemon.ended_well() && home.files("cache").len() == 1);
+    heard
+}
+
+#[test]
+fn a_record_that_is_torn_is_refused_by_name_and_read_again() {
+    let (home, body) = (Home::new(""), asked(8, 200));
+    let whole = undisturbed(&home.start(), &body);
+    let check = |harm: fn(&mut Vec<u8>), named: &str| {
+        let mut heard = stopped_half(&home, &body);
+        let path = &home.files("cache")[0];
+        let mut bytes = std::fs::read(path).unwrap();
+        harm(&mut bytes);
+        std::fs::write(path, bytes).unwrap();
+        let daemon = home.start();
+        heard.listen(go_on(&daemon, &heard), u64::MAX);
+        assert_eq!(heard.said(), whole.said(), "{named}");
+        let told = daemon.says("\"kind\":\"state\"");
+        assert!(told.contains(named) && told.contains(&heard.id), "{told}");
+    };
+    check(|bytes| bytes.truncate(bytes.len() / 2), "not as long");
+    check(|bytes| *bytes.last_mut().unwrap() ^= 1, "checksum");
+    check(|bytes| bytes.clear(), "ends too soon");
+    check(|bytes| bytes[0] = b'X', "no record of this version");
+}
+
+#[test]
+fn a_record_of_another_precision_is_refused_by_name_and_read_again() {
+    let home = Home::new("");
+    let mut heard = stopped_half(&home, &asked(8, 200));
+    let config = home.folder.path().join("moltd.toml");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(config, format!("cache = \"f32\"\n{text}")).unwrap();
+    let daemon = home.start();
+    heard.listen(go_on(&daemon, &heard), u64::MAX);
+    assert!(!heard.reason.is_null(), "{heard:?}");
+    assert!(daemon.says("\"kind\":\"state\"").contains("of another shape"));
+}
+
+#[test]
+fn a_torn_answer_is_dropped_by_name_and_the_rest_stays() {
+    let home = Home::new("");
+    let mut daemon = home.start();
+    let (mut first, one) = half(&home, &daemon, &asked(9, 250), 5);
+    let (mut second, two) = half(&home, &daemon, &asked(10, 250), 5);
+    daemon.signal("KILL");
+    first.listen(one, u64::MAX);
+    second.listen(two, u64::MAX);
+    assert!(!daemon.ended_well());
+    let path = home.state().join("answers").join(format!("{}.answer", first.id));
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[40] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let daemon = home.start();
+    daemon.says(&format!("{}.answer is broken", first.id));
+    assert_eq!(daemon.ask("GET", &format!("/v1/answers/{}", first.id), b"").0, 404);
+    second.listen(go_on(&daemon, &second), u64::MAX);
+    assert!(!second.reason.is_null(), "{second:?}");
+}
+
+#[test]
+fn a_registration_survives_and_its_answers_are_its_own() {
+    let home = Home::new("");
+    let daemon = home.start();
+    let (status, mail) = daemon.ask("POST", "/v1/tenants", br#"{"name": "mail", "class": "foreground"}"#);
+    assert_eq!(status, 201);
+    let token = mail["token"].as_str().unwrap();
+    let mut heard = Heard::default();
+    let body = asked(11, 200).to_string();
+    let mut stream = broken_off(daemon.send_as(Some(token), "POST", "/v1/completions", body.as_bytes()));
+    heard.listen(&mut stream, 5);
+    daemon.signal("KILL");
+    heard.listen(stream, u64::MAX);
+    drop(daemon);
+    let daemon = home.start();
+    let path = heard.rest();
+    assert_eq!(daemon.ask("GET", &path, b"").0, 404, "the default tenant has no such answer");
+    heard.listen(broken_off(daemon.send_as(Some(token), "GET", &path, b"")), u64::MAX);
+    assert!(!heard.reason.is_null(), "{heard:?}");
+    let kept = std::fs::read_to_string(home.state().join("tenants.json")).unwrap();
+    assert!(kept.contains("mail") && !kept.contains(token.trim_start_matches("molt-")));
+    assert_eq!(daemon.ask_as(Some(token), "DELETE", "/v1/tenants/me", b"").0, 200);
+    drop(daemon);
+    assert_eq!(home.start().ask_as(Some(token), "POST", "/v1/completions", br#"{"prompt": "a"}"#).0, 401);
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_in_nobodys_way() {
+    // No folder at all: something else stands there.
+    let home = Home::new("");
+    std::fs::write(home.state(), b"in the way").unwrap();
+    let daemon = home.start();
+    daemon.says("nothing will outlive this daemon");
+    let whole = undisturbed(&daemon, &asked(12, 30));
+    assert_eq!(daemon.ask("GET", &format!("/v1/answers/{}", whole.id), b"").0, 404);
+    drop(daemon);
+    // Full: no file takes more than a block.
+    let home = Home::new("");
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' XFSZ; ulimit -f 1; exec \"$0\" \"$@\""]).arg(program("moltd"));
+    home.arguments(&mut command);
+    let daemon = home.run(&mut command);
+    let found = undisturbed(&daemon, &asked(12, 30));
+    assert_eq!(found.said(), whole.said());
+    let told = daemon.says("\"kind\":\"state\"");
+    assert!(told.contains("cannot be written, and the service goes on without"), "{told}");
+    assert_eq!(home.files("answer").len(), 0, "half of an answer is not kept");
+    drop(daemon);
+    // Taken away while it runs, and given back.
+    let home = Home::new("");
+    let daemon = home.start();
+    std::fs::remove_dir_all(home.state().join("answers")).unwrap();
+    assert_eq!(undisturbed(&daemon, &asked(12, 30)).said(), whole.said());
+    daemon.says("cannot be written, and the service goes on without");
+    std::fs::create_dir(home.state().join("answers")).unwrap();
+    let found = undisturbed(&daemon, &asked(12, 30));
+    let mut again = Heard { id: found.id.clone(), ..Heard::default() };
+    again.listen(go_on(&daemon, &again), u64::MAX);
+    assert_eq!(again.said(), found.said(), "what can be kept again is");
+    // Two daemons do not write over each other.
+    let other = Home::new("");
+    let config = std::fs::read_to_string(home.folder.path().join("moltd.toml")).unwrap();
+    std::fs::write(other.folder.path().join("moltd.toml"), config).unwrap();
+    other.start().says("in use by another daemon");
+}
+
+#[test]
+fn what_nobody_asks_for_is_dropped() {
+    let home = Home::new("");
+    let config = home.folder.path().join("moltd.toml");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let daemon = home.start();
+    let (mut heard, stream) = half(&home, &daemon, &asked(13, 250), 5);
+    daemon.signal("KILL");
+    heard.listen(stream, u64::MAX);
+    drop(daemon);
+    std::fs::write(config, format!("{text}grace_s = 1\n")).unwrap();
+    let daemon = home.start();
+    let started = Instant::now();
+    while !home.files("answer").is_empty() {
+        assert!(started.elapsed() < Duration::from_secs(60), "it is still there");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(daemon.ask("GET", &format!("/v1/answers/{}", heard.id), b"").0, 404);
+    // A client that leaves takes its answer along.
+    let (heard, stream) = half(&home, &daemon, &asked(14, 250), 5);
+    drop(stream);
+    while !home.files("answer").is_empty() {
+        assert!(started.elapsed() < Duration::from_secs(120), "{} is still there", heard.id);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
