@@ -90,7 +90,8 @@ fn the_embedded_ladder_uses_three_rungs() {
     check_pocket(&events);
     let routes: Vec<_> = of(&events, "switch").map(|s| s["route"].as_str().unwrap().to_owned()).collect();
     assert_eq!(&routes[..2], ["identity", "bridge"], "same weights first, another model then");
-    assert!(routes.contains(&"keepsake".to_owned()), "{routes:?}");
+    // There is room for both rungs, and little to read: the bigger one has caught up before it takes over.
+    assert!(routes.contains(&"read_ahead".to_owned()), "{routes:?}");
     let text: String = of(&events, "token").map(|t| t["text"].as_str().unwrap()).collect();
     assert!(text.split_whitespace().count() > 100, "{text}");
     // The same seed and trace give the same run on one machine.
@@ -111,7 +112,7 @@ fn caches_at_f32_go_the_same_ways() {
     let (half, whole) = (events(&["demo", "--json"]), events(&["demo", "--json", "--cache", "f32"]));
     let summary = of(&whole, "summary").next().unwrap();
     assert_eq!((&summary["tokens"], &summary["killed"]), (&Value::from(260), &Value::from(false)));
-    for route in ["identity", "bridge", "keepsake"] {
+    for route in ["identity", "bridge", "read_ahead"] {
         assert!(of(&whole, "switch").any(|switch| switch["route"] == route), "{route}");
     }
     let most = |events: &[Value]| {
@@ -133,7 +134,10 @@ fn without_bridges_the_conversation_is_read_again() {
     let events = events(&["demo", "--json", "--no-keepsakes", "--ladder", path.to_str().unwrap()]);
     check_pocket(&events);
     let crossing = of(&events, "switch").filter(|s| s["route"] != "identity").collect::<Vec<_>>();
-    assert!(!crossing.is_empty() && crossing.iter().all(|s| s["route"] == "reread"), "{crossing:?}");
+    assert_eq!(crossing[0]["route"], "reread", "{crossing:?}");
+    // Natively in any case; on the way up, perhaps before it goes.
+    let native = |switch: &&Value| switch["route"] == "reread" || switch["route"] == "read_ahead";
+    assert!(crossing.iter().all(native) && crossing.iter().all(|s| s["mapped_tokens"] == 0), "{crossing:?}");
 }
 
 #[test]

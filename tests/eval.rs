@@ -52,7 +52,7 @@ fn a_quick_evaluation_judges_every_pair_in_every_way() {
     for (pair, direction) in
         [("tier0:tier2", "down"), ("tier1:tier2", "down"), ("tier2:tier0", "up"), ("tier2:tier1", "up")]
     {
-        for setting in ["fast", "default", "faithful", "healed", "keepsake"] {
+        for setting in ["fast", "default", "faithful", "shadowed", "healed", "keepsake"] {
             expected.push((pair, direction, setting));
         }
     }
@@ -74,7 +74,7 @@ fn a_quick_evaluation_judges_every_pair_in_every_way() {
         assert!((number(row, "cost_ratio") / ratio - 1.0).abs() < 1e-9, "{row}");
         assert!((number(row, "ppl_ratio").ln() - number(row, "nll_delta_256")).abs() < 1e-9, "{row}");
         match row["setting"].as_str().unwrap() {
-            "healed" | "keepsake" => {
+            "shadowed" | "healed" | "keepsake" => {
                 assert!(number(row, "kl_seam") < 1e-9 && kl < 1e-9 && number(row, "kl_256") < 1e-9, "{row}");
                 assert_eq!(number(row, "top1_64"), 1.0, "{row}");
                 assert!((number(row, "seam_jsd_ratio") - 1.0).abs() < 1e-6, "{row}");

@@ -136,12 +136,30 @@ impl Engine {
     /// The rung where a sequence has been read, but for what is read at once when it comes, or needs no reading.
     pub(super) fn is_ahead(&self, id: SequenceId, sequence: &Sequence) -> Option<RungIdx> {
         let named = self.plan.prospects().iter().find(|prospect| prospect.sequence == id);
-        if let Some(prospect) = named.filter(|prospect| self.same_weights(sequence.rung, prospect.to)) {
+        if let Some(prospect) = named.filter(|prospect| !self.is_worth_reading(id, sequence, prospect.to)) {
             return Some(prospect.to);
         }
         let read = self.ahead.caches.get(&id)?;
         let left = sequence.cached() - Tokens::from(read.cache.len());
         self.ahead.rung.filter(|_| left <= self.settings.ahead.tokens)
+    }
+
+    /// Whether reading a sequence ahead would come to its end while a good part of the answer is still to come. What is not
+    /// worth it goes at once: its reader waits once, and has the bigger model for longer.
+    fn is_worth_reading(&self, id: SequenceId, sequence: &Sequence, to: RungIdx) -> bool {
+        if self.same_weights(sequence.rung, to) {
+            return false;
+        }
+        let source = self.ladder.rung(to).map(molt_models::Rung::source);
+        let kept =
+            sequence.keepsakes.iter().filter(|kept| Some(kept.source()) == source).map(|kept| kept.slots().len());
+        let read = self.ahead.caches.get(&id).map_or(0, |read| read.cache.len());
+        let missing = (sequence.cached() - Tokens::from(kept.chain([read]).max().unwrap_or(0))).get();
+        // Of every few rounds one reads a few tokens, and each writes one more.
+        let AheadSettings { tokens, every, .. } = self.settings.ahead;
+        let (every, gained) = (u64::from(every.max(1)), tokens.get().saturating_sub(u64::from(every.max(1))));
+        let rounds = missing.saturating_mul(every).checked_div(gained).unwrap_or(u64::MAX);
+        rounds <= sequence.answer_left().get() / 2
     }
 
     fn same_weights(&self, one: RungIdx, other: RungIdx) -> bool {

@@ -200,6 +200,11 @@ impl Sequence {
         }
     }
 
+    /// Tokens of the answer that may still come.
+    pub(super) fn answer_left(&self) -> Tokens {
+        Tokens::from(self.answer) - self.answered()
+    }
+
     /// Tokens in its cache.
     pub(super) fn cached(&self) -> Tokens {
         Tokens::from(self.cache.as_ref().map_or(0, KvCache::len))

@@ -175,6 +175,14 @@ struct OfProfile {
     profile: String,
 }
 
+/// Work of several halves goes on to its end where its client leaves between them.
+async fn to_the_end(work: impl Future<Output = Response> + Send + 'static) -> Response {
+    match tokio::spawn(work).await {
+        Ok(response) => response,
+        Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, "failed", &error.to_string()),
+    }
+}
+
 async fn register(
     State(service): State<Arc<Service>>,
     ConnectInfo(peer): ConnectInfo<Peer>,
@@ -195,20 +203,24 @@ async fn register(
         Ok(spec) => spec,
         Err((field, reason)) => return bad(field, &reason),
     };
-    let id = match service.engine.register(claim.name.clone(), spec).await {
-        Ok(id) => id,
-        Err(gone) => return problem(StatusCode::SERVICE_UNAVAILABLE, "stopping", &gone.to_string()),
-    };
-    match service.tenants.register(id, claim.clone(), peer.user) {
-        Ok(token) => {
-            (StatusCode::CREATED, Json(json!({"object": "tenant", "tenant": claim, "token": token}))).into_response()
+    to_the_end(async move {
+        let id = match service.engine.register(claim.name.clone(), spec).await {
+            Ok(id) => id,
+            Err(gone) => return problem(StatusCode::SERVICE_UNAVAILABLE, "stopping", &gone.to_string()),
+        };
+        match service.tenants.register(id, claim.clone(), peer.user) {
+            Ok(token) => {
+                let told = json!({"object": "tenant", "tenant": claim, "token": token});
+                (StatusCode::CREATED, Json(told)).into_response()
+            }
+            Err(why) => {
+                // Where the engine is gone, so is the tenant.
+                let _gone = service.engine.deregister(id).await;
+                not_served(&why)
+            }
         }
-        Err(why) => {
-            // Where the engine is gone, so is the tenant.
-            let _gone = service.engine.deregister(id).await;
-            not_served(&why)
-        }
-    }
+    })
+    .await
 }
 
 async fn list_tenants(State(service): State<Arc<Service>>) -> Json<Value> {
@@ -223,14 +235,17 @@ async fn leave(
     ConnectInfo(peer): ConnectInfo<Peer>,
     headers: HeaderMap,
 ) -> Response {
-    let left = match service.tenants.leave(key(&headers), peer.user) {
-        Ok(tenant) => service.engine.deregister(tenant).await,
-        Err(why) => return not_served(&why),
-    };
-    match left {
-        Ok(()) => Json(json!({"object": "tenant", "deleted": true})).into_response(),
-        Err(gone) => problem(StatusCode::SERVICE_UNAVAILABLE, "stopping", &gone.to_string()),
-    }
+    to_the_end(async move {
+        let left = match service.tenants.leave(key(&headers), peer.user) {
+            Ok(tenant) => service.engine.deregister(tenant).await,
+            Err(why) => return not_served(&why),
+        };
+        match left {
+            Ok(()) => Json(json!({"object": "tenant", "deleted": true})).into_response(),
+            Err(gone) => problem(StatusCode::SERVICE_UNAVAILABLE, "stopping", &gone.to_string()),
+        }
+    })
+    .await
 }
 
 async fn answer(
