@@ -47,11 +47,28 @@ fn everything_is_measured_once_and_shown() {
     assert!(rows("fidelity").iter().any(|row| row["setting"] == "healed" && row["kl_64"].as_f64() < Some(1e-6)));
     assert!(rows("ablations").iter().any(|row| row["setting"] == "without_chosen"));
     assert_eq!(rows("tenants").len(), 2);
+    let policies = rows("peers");
+    let named = |name: &str| policies.iter().find(|row| row["policy"].as_str().unwrap().contains(name)).unwrap();
+    assert_eq!((named("Molt")["kills"].as_u64(), named("Molt")["wasted_tokens"].as_u64()), (Some(0), Some(0)));
+    assert_eq!(named("Molt")["finished"], named("Molt")["requests"]);
+    assert!(named("unload")["kills"].as_u64() > Some(0), "a process that does not hear the budget: {policies:?}");
+    assert!(named("evict")["wasted_tokens"].as_u64() > Some(0), "{policies:?}");
+    let session = rows("wire");
+    assert!(session.iter().any(|row| row["line"].as_str().unwrap().contains("\"event\":\"switch\"")), "no switch");
+    assert_eq!(session.last().unwrap()["line"], "[DONE]");
     assert_eq!(rows("memory")[0]["cold"]["first_token_ms"].as_array().map(Vec::len), Some(1));
     assert!(rows("engine").iter().all(|row| row["decode_tok_s"][0].as_f64().unwrap() > 0.0));
 
     let page = std::fs::read_to_string(out.join("report.html")).unwrap();
-    for title in ["The ladder", "A spike in mid-answer", "What a switch costs", "Fidelity", "Engine", "does not show"] {
+    for title in [
+        "The ladder",
+        "A spike in mid-answer",
+        "What a switch costs",
+        "Fidelity",
+        "on the wire",
+        "Engine",
+        "does not show",
+    ] {
         assert!(page.contains(title), "the page has no {title:?}");
     }
     // One file, and no network: the only address is the name of SVG's vocabulary.

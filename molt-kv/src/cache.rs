@@ -12,6 +12,7 @@
 use molt_scheduler::units::{Bytes, Tokens};
 use serde::{Deserialize, Serialize};
 
+use crate::faults::{Boundary, pass};
 use crate::ledger::{Kind, Ledger};
 use crate::numbers::{CachePrecision, Numbers, keep};
 use crate::region::{Region, RegionError, page_size};
@@ -351,6 +352,9 @@ impl KvCache {
 
     /// Looks at every value of some slots.
     pub fn check_finite(&self, slots: std::ops::Range<usize>) -> Result<(), CacheError> {
+        if pass(Boundary::CheckCache).is_err() {
+            return Err(CacheError::NotFinite { what: "keys", layer: 0, token: slots.start });
+        }
         let width = self.shape.kv_width();
         for layer in 0..self.shape.layers {
             for (what, values) in [("keys", self.keys(layer)), ("values", self.values(layer))] {

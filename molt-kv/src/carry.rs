@@ -14,6 +14,7 @@ use crate::bridge::{Bridge, BridgeError, Shape, features};
 use crate::cache::{CacheError, KvCache, Provenance, Slot};
 use crate::chosen::{chunks_of, most_looked_at};
 use crate::decoder::{Decoder, StopFlag, Stopped};
+use crate::faults::{Boundary, pass};
 use crate::keepsake::{Keepsake, KeepsakeError};
 use crate::ledger::{Kind, Ledger};
 use crate::region::{Region, RegionError};
@@ -465,6 +466,9 @@ fn map_rows(
             input[filled..].fill(0.0);
         }
         destination.multiply(&map.weight, input, mapped, bytemuck::cast_slice_mut(room));
+        if pass(Boundary::ApplyBridge).is_err() {
+            mapped.fill(f32::NAN);
+        }
         flops += 2.0 * (rows * outputs * columns) as f64;
         for (at, (row, position)) in mapped.chunks_exact_mut(outputs).zip(&positions).enumerate() {
             for (value, bias) in row.iter_mut().zip(&map.bias) {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use molt_scheduler::units::{Bytes, Tokens};
 
 use crate::cache::{CacheError, CacheShape, KvCache, Slot, is_prefix};
+use crate::faults::{Boundary, pass};
 use crate::ledger::Ledger;
 use crate::record::{self, RecordError};
 
@@ -40,6 +41,7 @@ pub enum KeepsakeError {
 impl Keepsake {
     /// Writes a cache of the model with that source hash to an unlinked file in `folder`.
     pub fn save(cache: &KvCache, source: &str, folder: &Path) -> Result<Self, KeepsakeError> {
+        pass(Boundary::WriteKeepsake)?;
         let mut file = tempfile::tempfile_in(folder)?;
         let mut writer = BufWriter::new(&mut file);
         for plane in 0..2 * cache.shape().layers {
@@ -120,6 +122,7 @@ impl Keepsake {
             cache.append_at(&[*slot], slot.provenance)?;
         }
         cache.set_next_position(self.next_position);
+        pass(Boundary::ReadKeepsake)?;
         if let Some((path, at)) = &self.record {
             record::read_planes(&self.file, path, *at, &mut cache)?;
             return Ok(cache);

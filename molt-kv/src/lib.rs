@@ -10,6 +10,8 @@ pub mod cache;
 pub mod carry;
 mod chosen;
 pub mod decoder;
+#[doc(hidden)]
+pub mod faults;
 pub mod gemm;
 pub mod keepsake;
 pub mod ledger;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use memmap2::{Mmap, MmapMut};
 
+use crate::faults::{Boundary, pass};
 use crate::ledger::{Kind, Ledger};
 
 /// Why memory could not be had.
@@ -79,7 +80,9 @@ impl Region {
     }
 
     fn mapped(ledger: &Ledger, kind: Kind, bytes: usize) -> Result<Self, RegionError> {
-        let map = MmapMut::map_anon(bytes.max(1)).map_err(|source| RegionError::Anonymous { bytes, source })?;
+        let map = pass(Boundary::MapMemory)
+            .and_then(|()| MmapMut::map_anon(bytes.max(1)))
+            .map_err(|source| RegionError::Anonymous { bytes, source })?;
         Ok(Self { map, charged: 0, kind, ledger: ledger.clone() })
     }
 

@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use molt_kv::bridge::Bridge;
 use molt_kv::cache::CacheShape;
 use molt_kv::decoder::StopFlag;
+use molt_kv::faults::{self, Boundary};
 use molt_kv::ledger::Ledger;
 use molt_kv::numbers::CachePrecision;
 use molt_kv::region::FileRegion;
@@ -400,6 +401,8 @@ impl Ladder {
     pub fn bridge(&self, from: RungIdx, to: RungIdx, ledger: &Ledger) -> Result<Option<Bridge>, ModelError> {
         let (Some(from), Some(to)) = (self.rung(from), self.rung(to)) else { return Ok(None) };
         let Some(region) = self.bridges.get(&(from.sha256.clone(), to.sha256.clone())) else { return Ok(None) };
+        faults::pass(Boundary::OpenBridge)
+            .map_err(|source| ModelError::Read { path: region.path().to_owned(), source })?;
         let bridge = Bridge::check(region, ledger)?;
         bridge.check_models(&from.sha256, &to.sha256)?;
         Ok(Some(bridge))

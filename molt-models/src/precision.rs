@@ -6,6 +6,7 @@ use half::f16;
 use half::slice::HalfFloatSliceExt as _;
 use molt_kv::blocks;
 use molt_kv::decoder::StopFlag;
+use molt_kv::faults::{self, Boundary};
 use molt_kv::ledger::{Kind, Ledger};
 use molt_kv::region::Region;
 use rayon::prelude::*;
@@ -131,6 +132,7 @@ pub(crate) fn build(
         reason: reason.to_owned(),
     };
     let entry = file.tensor(name).ok_or_else(|| error("is missing"))?;
+    faults::pass(Boundary::ReadWeights).map_err(|source| ModelError::Read { path: file.path().to_owned(), source })?;
     let format = format_at(entry, stored);
     if format == entry.format {
         let part = file.region().part(ledger, Kind::Weights, entry.range.clone());

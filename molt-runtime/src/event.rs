@@ -293,14 +293,25 @@ pub enum TroubleKind {
     Step,
     /// An answer could not go on within its grammar, and was ended.
     Grammar,
+    /// The engine failed in the middle of a round, and went on with what it had.
+    Panic,
     /// What should outlive the process could not be written, or is not what was written.
     State,
 }
 
 impl TroubleKind {
     /// All of them.
-    pub const ALL: [Self; 8] =
-        [Self::Load, Self::Cache, Self::Carry, Self::Keepsake, Self::Shed, Self::Step, Self::Grammar, Self::State];
+    pub const ALL: [Self; 9] = [
+        Self::Load,
+        Self::Cache,
+        Self::Carry,
+        Self::Keepsake,
+        Self::Shed,
+        Self::Step,
+        Self::Grammar,
+        Self::Panic,
+        Self::State,
+    ];
 }
 
 /// Bytes in use, by what for. They add up to the usage.

@@ -3,6 +3,7 @@
 pub mod bandwidth;
 pub mod cold;
 pub mod conditions;
+pub mod daemon;
 pub mod engine;
 pub mod ladder;
 mod llama_cpp;
@@ -11,5 +12,6 @@ pub mod results;
 pub mod stats;
 pub mod switch_cost;
 pub mod tenants;
+pub mod wire;
 
 pub use llama_cpp::{LlamaCpp, LlamaCppError};

@@ -12,7 +12,8 @@ use super::engine::EngineRow;
 use super::ladder::{ResidualRow, RungRow};
 use super::memory::MemoryRun;
 use super::switch_cost::SwitchCostRow;
-use super::tenants::TenantsRun;
+use super::tenants::{PolicyRow, TenantsRun};
+use super::wire::WireRow;
 use crate::eval;
 use crate::memory;
 
@@ -54,6 +55,12 @@ pub struct Results {
     /// Three tenants under one budget, in the simulator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenants: Option<Section<TenantsRun>>,
+    /// The same beside the policies of others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peers: Option<Section<PolicyRow>>,
+    /// A session on the wire, as it came.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wire: Option<Section<WireRow>>,
     /// Prefill and decode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<Section<EngineRow>>,
@@ -206,6 +213,8 @@ impl Results {
             ablations: None,
             residuals: None,
             tenants: None,
+            peers: None,
+            wire: None,
             engine: None,
             memory: None,
         }

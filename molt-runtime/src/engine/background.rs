@@ -38,7 +38,8 @@ pub(super) struct Healing {
 impl Engine {
     /// What is read between the steps of a round and the next, where so much of the budget is to spare.
     pub(super) fn read_in_background(&mut self, plan: &Plan, spare: Bytes) {
-        if !self.heal(plan.steps()) {
+        // Healing a cache that is about to be left behind would be for nothing.
+        if !plan.prospects().is_empty() || !self.heal(plan.steps()) {
             self.read_ahead(plan, spare);
         }
     }

@@ -21,16 +21,23 @@ impl Engine {
     pub(super) fn carry(&mut self, id: SequenceId, (from, to): (RungIdx, RungIdx), signal: Instant, pressure: f64) {
         // Only where it is taken over is it of use; it was another conversation's, or of other weights, otherwise.
         let ahead = self.take_ahead(id, to);
-        let Some(mut sequence) = self.sequences.remove(&id) else { return };
-        let Some(loaded) = self.loaded.get(&to) else {
-            // The load failed and the scheduler knows; the sequence stays where it is.
-            self.sequences.insert(id, sequence);
+        // The load may have failed; then the scheduler knows, and the sequence stays where it is.
+        if !self.loaded.contains_key(&to) {
             return;
-        };
+        }
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        // What it is made of is lent out; should the carry panic, it is still there, and is read again.
+        let (old, mut keepsakes) = (sequence.cache.take(), std::mem::take(&mut sequence.keepsakes));
         let mut failures = Vec::new();
-        if let Some(old) = sequence.cache.take() {
-            let limit = old.limit();
-            match self.routes(old, ahead, &mut sequence.keepsakes, (from, to), loaded, &mut failures) {
+        let limit = old.as_ref().map(KvCache::limit);
+        let carried = old
+            .zip(self.loaded.get(&to))
+            .map(|(old, loaded)| self.routes(old, ahead, &mut keepsakes, (from, to), loaded, &mut failures));
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        sequence.keepsakes = keepsakes;
+        sequence.rung = to;
+        if let Some(carried) = carried {
+            match carried {
                 Ok((cache, report, carry_ms)) => {
                     let switch = Switch {
                         tenant: sequence.tenant.clone(),
@@ -61,13 +68,13 @@ impl Engine {
                 Err(error) => {
                     failures.push((Some(Route::Reread), chain(&error)));
                     // Nothing is lost: the tokens are there, and the scheduler sees an unread prompt.
-                    sequence.cache = KvCache::new(loaded.model.cache_shape(), limit, &self.ledger).ok();
+                    let shape = self.loaded.get(&to).map(|loaded| loaded.model.cache_shape());
+                    let empty = shape.zip(limit).map(|(shape, limit)| KvCache::new(shape, limit, &self.ledger));
+                    sequence.cache = empty.and_then(Result::ok);
                     sequence.read = 0;
                 }
             }
         }
-        sequence.rung = to;
-        self.sequences.insert(id, sequence);
         for (route, failure) in failures {
             let (kind, what) = match route {
                 Some(Route::Identity) => (TroubleKind::Carry, "taking the cache as it is"),

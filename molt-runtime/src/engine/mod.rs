@@ -6,6 +6,7 @@ mod background;
 mod carry;
 mod prefix;
 mod reaction;
+mod recover;
 mod resume;
 mod sequence;
 mod step;
@@ -139,6 +140,8 @@ pub struct Engine {
     flops_per_ms: Option<f64>,
     alarm: Alarm,
     reaction: Reaction,
+    /// Rounds that have failed one after another.
+    failed_rounds: u32,
     /// Never raised: what is being done to give memory back is not given up because more is wanted.
     calm: StopFlag,
     events: Vec<Told>,
@@ -208,6 +211,7 @@ impl Engine {
             flops_per_ms: None,
             alarm: Alarm::default(),
             reaction: Reaction::default(),
+            failed_rounds: 0,
             calm: StopFlag::new(),
             events: Vec::new(),
         })

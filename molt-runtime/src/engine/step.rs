@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use molt_kv::cache::KvCache;
 use molt_kv::decoder::Decoder as _;
+use molt_kv::faults::{self, Boundary};
 use molt_models::{ModelError, Part};
 use molt_scheduler::units::{RungIdx, Tokens};
 use molt_scheduler::{SequenceId, Step};
@@ -52,7 +53,10 @@ impl Engine {
         let mut parts: Vec<Part<'_>> =
             stepping.iter_mut().map(|s| Part { tokens: &s.tokens, cache: &mut s.cache }).collect();
         let started = Instant::now();
-        let read = loaded.model.read_together(&mut parts, self.alarm.flag());
+        let read = match faults::pass(Boundary::Compute) {
+            Ok(()) => loaded.model.read_together(&mut parts, self.alarm.flag()),
+            Err(_) => Err(molt_kv::decoder::Stopped.into()),
+        };
         let pass: usize = stepping.iter().map(|stepping| stepping.tokens.len()).sum();
         if pass >= PACE_TOKENS && read.is_ok() {
             let context = stepping.iter().map(|stepping| stepping.cache.len()).sum::<usize>() / stepping.len();

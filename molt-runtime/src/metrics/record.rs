@@ -298,5 +298,6 @@ fn trouble_name(kind: TroubleKind) -> &'static str {
         TroubleKind::State => "state",
         TroubleKind::Step => "step",
         TroubleKind::Grammar => "grammar",
+        TroubleKind::Panic => "panic",
     }
 }

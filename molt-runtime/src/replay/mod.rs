@@ -3,6 +3,7 @@
 //! A replay is a function of its inputs: the same trace, tenants, costs and policy give the same rounds.
 
 mod costs;
+mod peers;
 mod plot;
 mod round;
 mod summary;
@@ -18,6 +19,7 @@ use molt_scheduler::{Action, Config, Policy, Request, SequenceId, TenantId};
 use crate::trace::{Frame, Trace};
 
 pub use costs::{Costs, CostsError};
+pub use peers::{Peer, PeerSummary, run_peer};
 pub use plot::{Plot, PlotError};
 pub use round::{Asked, Census, Done, Round, Standing};
 pub use summary::{LeverCounts, RungTime, Summary, TenantSummary};

@@ -15,7 +15,8 @@ use crate::bench::memory::{During, MemoryRun};
 use crate::bench::results::{Results, Section};
 use crate::bench::stats::Spread;
 use crate::bench::switch_cost::SwitchCostRow;
-use crate::bench::tenants::TenantsRun;
+use crate::bench::tenants::{PolicyRow, TenantsRun};
+use crate::bench::wire::{Side, WireRow};
 use crate::eval;
 
 /// A picture that could not be drawn.
@@ -36,6 +37,8 @@ pub fn html(results: &Results) -> Result<String, ReportError> {
     page.section("Ablations", results.ablations.as_ref(), ablations)?;
     page.section("Residuals of the maps", results.residuals.as_ref(), residuals)?;
     page.section("Three tenants, one budget", results.tenants.as_ref(), tenants)?;
+    page.section("Beside the policies of others", results.peers.as_ref(), peers)?;
+    page.section("A session on the wire", results.wire.as_ref(), wire)?;
     page.section("Engine", results.engine.as_ref(), engine)?;
     page.section("Real memory", results.memory.as_ref(), memory)?;
     Ok(page.close())
@@ -252,6 +255,72 @@ fn tenants(page: &mut Page, section: &Section<TenantsRun>) -> Result<(), ReportE
         page.table(&["tenant", "finished", "tokens", "mean wait ms", "longest stop ms"], rows);
         page.figure(&run.picture_svg, &format!("{}, {}: budget and usage; who stands where.", run.trace, run.policy));
     }
+    Ok(())
+}
+
+fn peers(page: &mut Page, section: &Section<PolicyRow>) -> Result<(), ReportError> {
+    page.text(
+        "The same trace, tenants, costs and speeds, reckoned: what runtimes do that hold one big model. No program of others          was run. A killed process is started again once a request fits, and its clients ask again.",
+    );
+    let rows = section.rows.iter().map(|row| {
+        vec![
+            row.policy.clone(),
+            format!("{} of {}", row.finished, row.requests),
+            row.kills.to_string(),
+            row.restarts.to_string(),
+            row.wasted_tokens.to_string(),
+            format!("{:.1} MiB", row.overshoot_bytes as f64 / 1_048_576.0),
+            format!("{:.1} s", row.answer_mean_ms / 1e3),
+            format!("{:.1} s", row.lasted_ms / 1e3),
+        ]
+    });
+    page.table(
+        &[
+            "policy",
+            "answered",
+            "killed",
+            "began again",
+            "tokens for nothing",
+            "overshoot at most",
+            "an answer takes",
+            "all takes",
+        ],
+        rows,
+    );
+    Ok(())
+}
+
+fn wire(page: &mut Page, section: &Section<WireRow>) -> Result<(), ReportError> {
+    page.text(
+        "Recorded from the socket of the program. Chunks of text are left out but for the first of each rung; nothing else is          changed.",
+    );
+    let (mut text, mut rung, mut left_out) = (String::new(), None, 0u64);
+    let omitted = |text: &mut String, left_out: &mut u64| {
+        if *left_out > 0 {
+            text.push_str(&format!("           ... {left_out} chunks of text\n"));
+        }
+        *left_out = 0;
+    };
+    for row in &section.rows {
+        let chunk: serde_json::Value = serde_json::from_str(&row.line).unwrap_or_default();
+        let plain =
+            chunk["choices"][0]["delta"]["content"].is_string() && chunk["choices"][0]["finish_reason"].is_null();
+        let own = chunk["molt"]["rung"].as_u64();
+        if row.from == Side::Service && plain && own == rung {
+            left_out += 1;
+            continue;
+        }
+        omitted(&mut text, &mut left_out);
+        rung = own.or(rung);
+        let from = match row.from {
+            Side::Client => "client  ",
+            Side::Operator => "operator",
+            Side::Service => "service ",
+        };
+        text.push_str(&format!("{:>8.0} ms  {from}  {}\n", row.at_ms, row.line));
+    }
+    omitted(&mut text, &mut left_out);
+    page.verbatim(&text);
     Ok(())
 }
 

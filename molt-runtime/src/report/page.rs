@@ -91,6 +91,11 @@ impl Page {
         let _infallible = writeln!(self.text, "<p>{}</p>", escape(text));
     }
 
+    /// Text as it is, line by line.
+    pub(super) fn verbatim(&mut self, text: &str) {
+        let _infallible = writeln!(self.text, "<div class=\"wide\"><pre>{}</pre></div>", escape(text));
+    }
+
     pub(super) fn table(&mut self, head: &[&str], rows: impl Iterator<Item = Vec<String>>) {
         let cells = |tag: &str, cells: &mut dyn Iterator<Item = String>| {
             cells.map(|cell| format!("<{tag}>{}</{tag}>", escape(&cell))).collect::<String>()
@@ -129,11 +134,12 @@ impl Page {
 }
 
 /// What no section shows yet.
-const EDGES: [&str; 5] = [
+const EDGES: [&str; 6] = [
     "Whether answers are good: no judge has read them, and no task with a right answer was set across a switch.",
     "A real kill: runtimes that hold on are counted as killed by arithmetic.",
     "Ablations of the maps themselves: native first layers and source layers need a fit of their own.",
-    "Other runtimes' ways to meet pressure, on the same trace.",
+    "Other runtimes under pressure: their policies are reckoned in the simulator, their programs were not run.",
+    "Shedding: what an answer still knows of a context whose oldest part is gone.",
     "Other machines than the one named above.",
 ];
 

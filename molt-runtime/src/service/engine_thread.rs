@@ -72,8 +72,11 @@ impl EngineClient {
         let thread = std::thread::Builder::new().name("molt-engine".to_owned()).spawn(move || {
             let (readers, started) = (BTreeMap::new(), Instant::now());
             let run = Run { engine, budget, watch, log, state, recorder, readers, started };
-            pool.install(|| run.until_stopped(&taken));
-            // Said only by an orderly end; a panic drops it unsaid. Where nobody listens the program is ending.
+            if !pool.install(|| run.until_stopped(&taken)) {
+                return;
+            }
+            // Said only by an orderly end; a panic, or a round that always fails, drops it unsaid. Where nobody listens the
+            // program is ending.
             let _unheard = alive.send(());
         })?;
         drop(thread);
@@ -167,19 +170,26 @@ impl Reader {
 }
 
 impl Run {
-    fn until_stopped(mut self, commands: &Receiver<Command>) {
+    /// Rounds until it is told to stop; false where it cannot go on.
+    fn until_stopped(mut self, commands: &Receiver<Command>) -> bool {
         let mut told = Vec::new();
         // The first round says that the service is ready.
         let mut pause = Duration::ZERO;
         loop {
             match commands.recv_timeout(pause) {
-                Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => return self.record(true),
+                Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => {
+                    self.record(true);
+                    return true;
+                }
                 Ok(command) => self.take(command),
                 Err(RecvTimeoutError::Timeout) => {}
             }
             for command in commands.try_iter().take(COMMANDS) {
                 match command {
-                    Command::Stop => return self.record(true),
+                    Command::Stop => {
+                        self.record(true);
+                        return true;
+                    }
                     command => self.take(command),
                 }
             }
@@ -193,7 +203,10 @@ impl Run {
             self.engine.alarm().forget();
             let budget = self.budget.budget();
             told.extend(self.budget.steps().into_iter().map(|step| (None, step.into())));
-            self.engine.round(now, budget, &mut told);
+            if !self.engine.guarded_round(now, budget, &mut told) {
+                // The supervisor starts another process; clients are told that the stream has broken off.
+                return false;
+            }
             for message in self.state.iter().flat_map(|state| state.troubles()) {
                 told.push((None, Event::Trouble { kind: TroubleKind::State, route: None, message }));
             }

@@ -66,10 +66,18 @@ impl Run {
 
     /// A round at that budget; what happened.
     pub(crate) fn round(&mut self, budget: Bytes) -> Vec<Event> {
-        self.now = self.now + Span::from_millis(20);
         let mut told = Vec::new();
-        self.engine.round(self.now, budget, &mut told);
-        told.into_iter().map(|(_, event)| event).collect()
+        assert!(self.guarded(budget, &mut told), "rounds fail again and again: {told:?}");
+        told
+    }
+
+    /// The same; whether the engine can go on.
+    pub(crate) fn guarded(&mut self, budget: Bytes, told: &mut Vec<Event>) -> bool {
+        self.now = self.now + Span::from_millis(20);
+        let mut all = Vec::new();
+        let went_on = self.engine.guarded_round(self.now, budget, &mut all);
+        told.extend(all.into_iter().map(|(_, event)| event));
+        went_on
     }
 
     /// Rounds until something has happened; panics where it does not.

@@ -7,7 +7,8 @@ use std::time::Instant;
 use anyhow::Result;
 use comfy_table::Table;
 use molt_models::Ladder;
-use molt_runtime::bench::cold::{self, ColdSettings};
+use molt_runtime::bench::cold;
+use molt_runtime::bench::daemon::{self, DaemonSettings};
 use molt_runtime::bench::memory::{self, BooksRow, During, MemoryRun, MemorySettings, ReleaseRow};
 use molt_runtime::bench::results::Section;
 use molt_runtime::bench::stats::Spread;
@@ -29,13 +30,13 @@ pub(super) fn measure(args: &Args, ladder: &Arc<Ladder>, models: &Path) -> Resul
     let report = memory::measure(ladder, &settings, |row| eprintln!("{} given back {} times", row.rung, args.runs))?;
     println!("{}\n\n{}", releases(&report.releases), books(&report.books));
     let smallest = ladder.cost().rungs().next_back().map_or(Bytes::ZERO, |(_, cost)| cost.weights + cost.scratch);
-    let cold = cold::measure(&ColdSettings {
-        program: cold::beside()?,
+    let start = DaemonSettings {
+        program: daemon::beside()?,
         ladder: args.ladder.clone(),
         models: models.to_owned(),
         budget_mib: (smallest.get() >> 20) + COLD_ROOM_MIB,
-        runs: args.runs,
-    })?;
+    };
+    let cold = cold::measure(&start, args.runs)?;
     let ms = |spread: Option<Spread>| spread.map_or("-".to_owned(), |spread| format!("{spread:.0} ms"));
     let (serving, first) = (ms(Spread::of(&cold.serving_ms)), ms(cold.first_token()));
     println!("\ncold start of {}: serving after {serving}, first token (tier{}) after {first}", cold.ladder, cold.rung);

@@ -10,11 +10,13 @@ use anyhow::{Context as _, Result, ensure};
 use comfy_table::{Table, presets};
 use molt_models::{Ladder, LadderFile};
 use molt_runtime::bench::conditions::{self, ConditionRow};
+use molt_runtime::bench::daemon::{self, DaemonSettings};
 use molt_runtime::bench::engine::{self, EngineRow, EngineSettings};
 use molt_runtime::bench::results::{Claim, Results, Section};
 use molt_runtime::bench::stats::Spread;
 use molt_runtime::bench::switch_cost::{self, SwitchCostRow};
-use molt_runtime::bench::{ladder, tenants};
+use molt_runtime::bench::{ladder, tenants, wire};
+use molt_runtime::engine::ladder_cost;
 use molt_runtime::eval::{self, EvalSettings, Setting, evaluate};
 use molt_runtime::{report, texts};
 use molt_scheduler::units::{RungIdx, Tokens};
@@ -88,8 +90,10 @@ enum Part {
     Ablations,
     /// What the maps' fit leaves unexplained.
     Residuals,
-    /// Three tenants under one budget, in the simulator.
+    /// Three tenants under one budget, in the simulator; beside the policies of others.
     Tenants,
+    /// A session with `moltd`, recorded.
+    Wire,
     /// Prefill and decode of every rung.
     Engine,
     /// How fast memory comes back, whether the books are true, and a cold start.
@@ -173,10 +177,24 @@ pub(crate) fn run(args: &Args, models: &Path) -> Result<()> {
         results.residuals = Some(ladder::residuals(&ladder)?);
         results.write(&file)?;
     }
-    if wanted(Part::Tenants, results.tenants.is_some()) {
-        let section = tenants::measure()?;
+    if wanted(Part::Tenants, results.tenants.is_some() && results.peers.is_some()) {
+        let (section, peers) = (tenants::measure()?, tenants::compare()?);
         say(Part::Tenants, &section.claims);
-        results.tenants = Some(section);
+        say(Part::Tenants, &peers.claims);
+        (results.tenants, results.peers) = (Some(section), Some(peers));
+        results.write(&file)?;
+    }
+    if wanted(Part::Wire, results.wire.is_some()) {
+        let settings = DaemonSettings {
+            program: daemon::beside()?,
+            ladder: args.ladder.clone(),
+            models: models.to_owned(),
+            // Until the session sets its own.
+            budget_mib: 64 << 10,
+        };
+        let section = wire::record(&settings, &ladder_cost(&ladder)?)?;
+        say(Part::Wire, &section.claims);
+        results.wire = Some(section);
         results.write(&file)?;
     }
     if wanted(Part::Engine, results.engine.is_some()) {

@@ -1,0 +1,144 @@
+//! Faults on purpose. A test arms a boundary, and from then on one passing of it fails as a full disk, a refused mapping or a
+//! spoilt read would, or panics. In a program that serves nothing is armed, and a boundary costs one relaxed load.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::{Mutex, MutexGuard};
+
+/// Where something outside of us, or a fault of ours, can break what we do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Boundary {
+    /// A mapping of anonymous memory: caches, built weights, every buffer.
+    MapMemory,
+    /// Reading a tensor's weights while a rung is loaded.
+    ReadWeights,
+    /// Opening and checking a bridge while a rung is loaded.
+    OpenBridge,
+    /// What a bridge makes; the fault is numbers that are none.
+    ApplyBridge,
+    /// The check of a carried cache.
+    CheckCache,
+    /// Writing a keepsake.
+    WriteKeepsake,
+    /// Reading one back.
+    ReadKeepsake,
+    /// A pass of a model over tokens.
+    Compute,
+}
+
+impl Boundary {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::MapMemory,
+        Self::ReadWeights,
+        Self::OpenBridge,
+        Self::ApplyBridge,
+        Self::CheckCache,
+        Self::WriteKeepsake,
+        Self::ReadKeepsake,
+        Self::Compute,
+    ];
+}
+
+/// One passing of a boundary that goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fault {
+    /// Where.
+    pub boundary: Boundary,
+    /// After so many passings that go well.
+    pub after: u64,
+    /// Whether it is a fault of ours, which panics.
+    pub panics: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    faults: Vec<Fault>,
+    passed: [u64; Boundary::ALL.len()],
+    hit: u64,
+}
+
+static ARMED: AtomicBool = AtomicBool::new(false);
+static STATE: Mutex<State> = Mutex::new(State { faults: Vec::new(), passed: [0; Boundary::ALL.len()], hit: 0 });
+/// Held by whoever has armed something: tests of one process take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// Faults are armed while this lives.
+#[derive(Debug)]
+pub struct Armed {
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// Arms faults, or none, to count passings only. Waits until nobody else has any.
+pub fn arm(faults: &[Fault]) -> Armed {
+    let armed = Armed { _turn: TURN.lock() };
+    *STATE.lock() = State { faults: faults.to_vec(), ..State::default() };
+    ARMED.store(true, Ordering::Relaxed);
+    armed
+}
+
+impl Armed {
+    /// How often a boundary was passed so far.
+    pub fn passed(&self, boundary: Boundary) -> u64 {
+        STATE.lock().passed[boundary as usize]
+    }
+
+    /// How many faults have happened.
+    pub fn hit(&self) -> u64 {
+        STATE.lock().hit
+    }
+}
+
+impl Drop for Armed {
+    fn drop(&mut self) {
+        ARMED.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Passes a boundary.
+///
+/// # Errors
+/// Where a test has armed a fault there.
+///
+/// # Panics
+/// Where it has armed one that does.
+#[inline]
+pub fn pass(boundary: Boundary) -> io::Result<()> {
+    match ARMED.load(Ordering::Relaxed) {
+        false => Ok(()),
+        true => pass_armed(boundary),
+    }
+}
+
+#[cold]
+fn pass_armed(boundary: Boundary) -> io::Result<()> {
+    let mut state = STATE.lock();
+    let passed = &mut state.passed[boundary as usize];
+    let before = *passed;
+    *passed += 1;
+    let due = |fault: &Fault| fault.boundary == boundary && fault.after == before;
+    let Some(fault) = state.faults.iter().copied().find(due) else { return Ok(()) };
+    state.hit += 1;
+    drop(state);
+    assert!(!fault.panics, "a fault on purpose: {boundary:?} after {before}");
+    Err(io::Error::other(format!("a fault on purpose: {boundary:?} after {before}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_passing_fails_and_the_others_do_not() {
+        let fault = Fault { boundary: Boundary::ReadKeepsake, after: 1, panics: false };
+        let armed = arm(&[fault]);
+        let passings: Vec<bool> = (0..4).map(|_| pass(Boundary::ReadKeepsake).is_ok()).collect();
+        assert_eq!(passings, [true, false, true, true]);
+        assert_eq!((armed.passed(Boundary::ReadKeepsake), armed.hit()), (4, 1));
+        drop(armed);
+        let armed = arm(&[]);
+        assert!(pass(Boundary::ReadKeepsake).is_ok());
+        assert_eq!((armed.passed(Boundary::ReadKeepsake), armed.hit()), (1, 0));
+    }
+}
