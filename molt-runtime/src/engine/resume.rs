@@ -143,7 +143,7 @@ impl Engine {
         // What ended conversations have left goes first, as for any lever.
         let before = self.prefixes.bytes();
         while bytes > self.spare + (before - self.prefixes.bytes()) && self.prefixes.forget_oldest() {}
-        self.spare = self.spare + (before - self.prefixes.bytes());
+        self.spare += before - self.prefixes.bytes();
         if bytes > self.spare {
             return Tokens::ZERO;
         }
