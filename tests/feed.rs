@@ -47,6 +47,15 @@ fn the_feed_tells_what_happens_and_not_what_is_said() {
 }
 
 #[test]
+fn a_client_on_the_socket_needs_no_certificates() {
+    let daemon = Daemon::start("");
+    let mut ask = Command::new(program("molt"));
+    ask.args(["budget", "--socket"]).arg(&daemon.socket);
+    let output = ask.env("SSL_CERT_FILE", "/nowhere/file").env("SSL_CERT_DIR", "/nowhere").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
 fn readers_of_the_feed_do_not_hold_the_daemon_up() {
     let mut daemon = Daemon::start("");
     // One that never reads, and one that hears the end.

@@ -33,6 +33,9 @@ fn it_is_ready_then_alive_then_stopping() {
     // An idle engine makes rounds too.
     until("WATCHDOG=1");
     until("WATCHDOG=1");
+    // The line for people follows the budget.
+    assert_eq!(daemon.ask("PUT", "/v1/budget", br#"{"budget_bytes": 209715200}"#).0, 200);
+    until("STATUS=serving pocket, budget 200.0 MiB");
     daemon.signal("TERM");
     until("STOPPING=1");
     assert!(daemon.ended_well());

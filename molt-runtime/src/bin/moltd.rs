@@ -202,7 +202,6 @@ fn run(args: &Args) -> Result<()> {
             eprintln!("moltd: listening on http://{}", listener.local_addr()?);
         }
         eprintln!("moltd: serving {} on {}, budget {budget}", ladder.name(), config.socket.display());
-        systemd::status(&format!("serving {}, budget {budget}", ladder.name()));
         let upkeep = metrics.clone();
         tokio::spawn(async move {
             loop {
