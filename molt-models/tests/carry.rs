@@ -336,3 +336,41 @@ fn a_carry_that_is_given_up_gives_everything_back() {
     assert_eq!(ledger.used(Kind::Cache), before);
     assert!(ledger.used(Kind::Bridge) > Bytes::ZERO, "the bridge's maps are in the books while it is open");
 }
+
+#[test]
+fn ten_hops_down_and_up_do_not_drift() {
+    let (ladder, ledger, stop) = (pocket(), Ledger::new(), StopFlag::new());
+    let tokens = ladder.tokenizer().encode(PROSE).unwrap();
+    let (big, small) = (load(&ladder, TIER0, &ledger), load(&ladder, TIER2, &ledger));
+    let bridge = ladder.bridge(TIER0, TIER2, &ledger).unwrap().unwrap();
+    let (start, written) = (60, 4);
+    let (mut above, _) = read(&big, &tokens[..start], &ledger);
+    let mut at = start;
+    let down = |above: &KvCache, at: usize| {
+        let ends = (above, big.rope());
+        let (below, _) = carry(&bridge, ends, None, &small, settings(8, 8), &ledger, &stop).unwrap();
+        let copy = below.prefix(below.len(), below.limit(), &ledger).unwrap();
+        (below, divergence(&small, copy, &tokens[..at + 24], at, &ledger))
+    };
+    let mut divergences = Vec::new();
+    for hop in 0..10 {
+        let (mut below, off) = down(&above, at);
+        divergences.push(off);
+        let mut keepsake = Keepsake::save(&above, big.source(), &std::env::temp_dir()).unwrap();
+        drop(above);
+        // The answer goes on below, and up again.
+        small.read(&tokens[at..at + written], &mut below, &stop).unwrap();
+        at += written;
+        (above, _) = restore(&mut keepsake, below.slots(), below.limit(), &big, &ledger, &stop).unwrap();
+        let (native, _) = read(&big, &tokens[..at], &ledger);
+        assert_eq!((above.slots(), above.is_exact()), (native.slots(), true), "hop {hop}");
+        for layer in 0..native.shape().layers {
+            assert_eq!(above.keys(layer), native.keys(layer), "hop {hop}, layer {layer}");
+            assert_eq!(above.values(layer), native.values(layer), "hop {hop}, layer {layer}");
+        }
+    }
+    // What is carried down after ten hops is carried from the same cache as if there had been none before.
+    let (native, _) = read(&big, &tokens[..at - written], &ledger);
+    let (_, alone) = down(&native, at - written);
+    assert_eq!(divergences.last(), Some(&alone), "{divergences:?}");
+}
