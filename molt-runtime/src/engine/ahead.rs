@@ -74,7 +74,7 @@ pub(super) struct Ahead {
     /// The rung's weights where nobody runs there, and what they take.
     loaded: Option<(Loaded, Bytes)>,
     caches: BTreeMap<SequenceId, Read>,
-    /// A rung that did not load; it is left to the scheduler to try it again.
+    /// A rung that did not load; it is the scheduler's to try it again, and nobody waits for it to be read ahead there.
     broken: Option<RungIdx>,
     /// Rounds since something was read.
     rounds: u32,
@@ -123,6 +123,11 @@ impl Ahead {
         plan.actions().iter().map(bytes).sum()
     }
 
+    /// The scheduler has loaded a rung: it may be tried again.
+    pub(super) fn has_loaded(&mut self, rung: RungIdx) {
+        self.broken = self.broken.filter(|broken| *broken != rung);
+    }
+
     /// The weights, where the scheduler has the rung loaded.
     pub(super) fn take_loaded(&mut self, rung: RungIdx) -> Option<Loaded> {
         if self.rung != Some(rung) {
@@ -147,7 +152,7 @@ impl Engine {
     /// Whether reading a sequence ahead would come to its end while a good part of the answer is still to come. What is not
     /// worth it goes at once: its reader waits once, and has the bigger model for longer.
     fn is_worth_reading(&self, id: SequenceId, sequence: &Sequence, to: RungIdx) -> bool {
-        if self.same_weights(sequence.rung, to) {
+        if self.same_weights(sequence.rung, to) || self.ahead.broken == Some(to) {
             return false;
         }
         let source = self.ladder.rung(to).map(molt_models::Rung::source);

@@ -19,12 +19,12 @@ impl Engine {
     /// Moves a sequence to another rung whose weights are loaded. The old cache goes only when the new one has been
     /// checked; where every route fails, the conversation stays and is read again in ordinary steps.
     pub(super) fn carry(&mut self, id: SequenceId, (from, to): (RungIdx, RungIdx), signal: Instant, pressure: f64) {
-        // Only where it is taken over is it of use; it was another conversation's, or of other weights, otherwise.
-        let ahead = self.take_ahead(id, to);
         // The load may have failed; then the scheduler knows, and the sequence stays where it is.
         if !self.loaded.contains_key(&to) {
             return;
         }
+        let ahead = self.take_ahead(id, to);
+        let was_ahead = ahead.is_some();
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         // What it is made of is lent out; should the carry panic, it is still there, and is read again.
         let (old, mut keepsakes) = (sequence.cache.take(), std::mem::take(&mut sequence.keepsakes));
@@ -57,7 +57,8 @@ impl Engine {
                     if report.route != Route::Identity {
                         sequence.healing = Healing::default();
                     }
-                    sequence.mixed = matches!(report.route, Route::Identity | Route::Keepsake);
+                    // What was read ahead may have begun with a keepsake.
+                    sequence.mixed = matches!(report.route, Route::Identity | Route::Keepsake) || was_ahead;
                     // Restoring is no arithmetic, and says nothing of how fast that is.
                     let computed = matches!(report.route, Route::Bridge | Route::Reread);
                     if computed && usize::from(report.tokens()) >= PACE_TOKENS && report.flops > 0.0 {
@@ -90,7 +91,7 @@ impl Engine {
         }
     }
 
-    /// The routes in order of cost: identity, what was read ahead, keepsake, bridge, reading again. Returns the new cache, what was done,
+    /// The routes in order of cost: identity, read ahead, keepsake, bridge, reading again. Returns the new cache, what was done,
     /// and the milliseconds of the carry alone. Failures name their route; that of a keepsake's writing is none.
     fn routes(
         &self,

@@ -427,6 +427,7 @@ impl Engine {
                 match self.load(rung, &stop) {
                     Ok(loaded) => {
                         self.loaded.insert(rung, loaded);
+                        self.ahead.has_loaded(rung);
                         self.tell(None, Event::Load { rung, bytes: takes, load_ms: ms_since(started) });
                     }
                     Err(ModelError::Stopped(_)) => {
