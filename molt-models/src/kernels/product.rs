@@ -20,7 +20,7 @@ const QUANTIZED_LANES: usize = 8;
 /// Rows of plain floats in a tile.
 pub(super) const FLOAT_LANES: usize = 16;
 /// Columns of such a tile that are unpacked at a time: they and their transpose stay in the first-level cache.
-const FLOAT_COLUMNS: usize = 128;
+const FLOAT_COLUMNS: usize = 256;
 /// Tokens that pass by such a tile at a time.
 const FLOAT_TOKENS: usize = 256;
 /// A thread takes this part of its share of what is left at a time.
@@ -189,6 +189,15 @@ impl Job<'_> {
             let mut lane = 0;
             match *ISA {
                 #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 if T == 1 && matches!(weights.format, Format::Q4K | Format::Q6K) => {
+                    let bytes = &weights.bytes[rows.start * weights.row_bytes..rows.end * weights.row_bytes];
+                    let (four, sums) = (weights.format == Format::Q4K, &mut sums[0][..rows.len()]);
+                    // SAFETY: `Isa::Avx2` is only chosen where the processor has AVX2, FMA and F16C.
+                    unsafe {
+                        if four { avx2::k_alone::q4_k(bytes, x, sums) } else { avx2::k_alone::q6_k(bytes, x, sums) }
+                    };
+                }
+                #[cfg(target_arch = "x86_64")]
                 Isa::Avx2 if weights.rows >= QUANTIZED_LANES => {
                     // Where a matrix ends in the middle of a tile, the tile begins in the middle of the one before.
                     let start = rows.start.min(weights.rows - QUANTIZED_LANES);
@@ -218,6 +227,13 @@ impl Job<'_> {
         let weights = &self.weights;
         let columns = weights.columns;
         let m = input.len() / columns;
+        if m == 1
+            && let Some(sums) = weights.alone(rows.clone(), input)
+        {
+            // SAFETY: every tile is one task's, and no other tile has these columns.
+            unsafe { self.output.write(0, rows.start, &sums[..rows.len()]) };
+            return;
+        }
         let mut packed = [0.0f32; FLOAT_COLUMNS * FLOAT_LANES];
         let mut sums = vec![0.0f32; m.min(FLOAT_TOKENS) * FLOAT_LANES];
         for first in (0..m).step_by(FLOAT_TOKENS) {

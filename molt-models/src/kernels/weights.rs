@@ -51,6 +51,19 @@ impl<'a> Weights<'a> {
         }
     }
 
+    /// Products of some rows of plain floats with a single token's inputs, where this machine has a version for them.
+    pub(super) fn alone(&self, rows: Range<usize>, input: &[f32]) -> Option<[f32; FLOAT_LANES]> {
+        debug_assert!(!self.format.is_quantized() && rows.len() <= FLOAT_LANES);
+        #[cfg(target_arch = "x86_64")]
+        if *ISA == Isa::Avx2 && self.format != Format::Bf16 && self.columns.is_multiple_of(8) {
+            // Lanes without a row take the last one's again.
+            let rows = std::array::from_fn(|lane| self.row((rows.start + lane).min(rows.end - 1)));
+            // SAFETY: `Isa::Avx2` is only chosen where the processor has AVX2, FMA and F16C.
+            return Some(unsafe { avx2::floats::alone(self.format, rows, input) });
+        }
+        None
+    }
+
     /// Columns of some rows of plain floats, transposed: `[columns, 16]`. Lanes without a row hold anything.
     pub(super) fn pack(&self, rows: Range<usize>, columns: Range<usize>, packed: &mut [f32]) {
         debug_assert!(!self.format.is_quantized() && rows.len() <= FLOAT_LANES);
@@ -62,7 +75,7 @@ impl<'a> Weights<'a> {
             for half in [0, FLOAT_LANES / 2] {
                 let rows = std::array::from_fn(|lane| part((rows.start + half + lane).min(rows.end - 1)));
                 // SAFETY: `Isa::Avx2` is only chosen where the processor has AVX2, FMA and F16C.
-                unsafe { avx2::math::pack8(self.format, rows, half, packed) };
+                unsafe { avx2::floats::pack8(self.format, rows, half, packed) };
             }
             return;
         }

@@ -4,7 +4,8 @@ use std::arch::x86_64::*;
 
 use molt_kv::numbers::Numbers;
 
-use crate::kernels::{Format, Left, portable};
+use crate::kernels::avx2::floats::transpose8;
+use crate::kernels::{Left, portable};
 
 /// `e^x` to about two units in the last place; zero below -87, where the result would be no ordinary number.
 ///
@@ -217,65 +218,4 @@ pub(in crate::kernels) fn transpose(
         let below = numbers.slice(whole_tokens * stride..numbers.len());
         portable::transpose(below, stride, width, tokens - whole_tokens, columns, &mut out[whole_tokens..]);
     }
-}
-
-/// Rows of 4- or 2-byte floats, a multiple of eight of them, become lanes `lane..lane + 8` of `packed [columns, 16]`. What
-/// lies as far behind is brought nearer.
-#[target_feature(enable = "avx2,f16c")]
-pub(in crate::kernels) fn pack8(format: Format, rows: [&[u8]; 8], lane: usize, packed: &mut [f32]) {
-    let size = format.block_bytes();
-    let columns = rows[0].len() / size;
-    assert!(rows.iter().all(|row| row.len() == rows[0].len()) && columns.is_multiple_of(8) && lane <= 8);
-    assert!(packed.len() >= columns * 16);
-    for column in (0..columns).step_by(8) {
-        let mut v = [_mm256_setzero_ps(); 8];
-        for (row, v) in rows.iter().zip(&mut v) {
-            // SAFETY: eight floats of that row from `column` on, shown above to be there; loads need no alignment. The
-            // prefetch is a hint and reads nothing that a program can see.
-            unsafe {
-                let at = row.as_ptr().add(column * size);
-                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(rows[0].len()).cast());
-                *v = match format {
-                    Format::F32 => _mm256_loadu_ps(at.cast()),
-                    _ => _mm256_cvtph_ps(_mm_loadu_si128(at.cast())),
-                };
-            }
-        }
-        for (row, v) in transpose8(v).iter().enumerate() {
-            // SAFETY: eight of the 16 lanes of column `column + row`, shown above to be there.
-            unsafe { _mm256_storeu_ps(packed.as_mut_ptr().add((column + row) * 16 + lane), *v) };
-        }
-    }
-}
-
-#[target_feature(enable = "avx2")]
-#[inline]
-fn transpose8(v: [__m256; 8]) -> [__m256; 8] {
-    let [a, b, c, d, e, f, g, h] = v;
-    let (ab, ab_high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
-    let (cd, cd_high) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
-    let (ef, ef_high) = (_mm256_unpacklo_ps(e, f), _mm256_unpackhi_ps(e, f));
-    let (gh, gh_high) = (_mm256_unpacklo_ps(g, h), _mm256_unpackhi_ps(g, h));
-    let first = [
-        _mm256_shuffle_ps::<0x44>(ab, cd),
-        _mm256_shuffle_ps::<0xee>(ab, cd),
-        _mm256_shuffle_ps::<0x44>(ab_high, cd_high),
-        _mm256_shuffle_ps::<0xee>(ab_high, cd_high),
-    ];
-    let second = [
-        _mm256_shuffle_ps::<0x44>(ef, gh),
-        _mm256_shuffle_ps::<0xee>(ef, gh),
-        _mm256_shuffle_ps::<0x44>(ef_high, gh_high),
-        _mm256_shuffle_ps::<0xee>(ef_high, gh_high),
-    ];
-    [
-        _mm256_permute2f128_ps::<0x20>(first[0], second[0]),
-        _mm256_permute2f128_ps::<0x20>(first[1], second[1]),
-        _mm256_permute2f128_ps::<0x20>(first[2], second[2]),
-        _mm256_permute2f128_ps::<0x20>(first[3], second[3]),
-        _mm256_permute2f128_ps::<0x31>(first[0], second[0]),
-        _mm256_permute2f128_ps::<0x31>(first[1], second[1]),
-        _mm256_permute2f128_ps::<0x31>(first[2], second[2]),
-        _mm256_permute2f128_ps::<0x31>(first[3], second[3]),
-    ]
 }

@@ -5,6 +5,8 @@ use std::arch::x86_64::*;
 use crate::kernels::format::{Format, RUN};
 use crate::kernels::portable;
 
+pub(super) mod floats;
+pub(super) mod k_alone;
 mod k_quants;
 pub(super) mod math;
 pub(super) mod tile;

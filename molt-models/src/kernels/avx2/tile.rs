@@ -15,7 +15,7 @@ use crate::kernels::format::Format;
 /// Rows of a tile.
 pub(in crate::kernels) const LANES: usize = 8;
 
-/// Rows of at most this many bytes are fetched a tile ahead.
+/// Rows of at most this many bytes are fetched two tiles ahead.
 const SHORT_ROW: usize = 2_048;
 /// Longer ones are fetched so many bytes ahead.
 const AHEAD: usize = 1_024;
@@ -80,7 +80,7 @@ impl<'a> Rows<'a> {
         Self { bytes, row_bytes }
     }
 
-    /// Has what will be read some time after `bytes` at `at` of every row fetched: of short rows the next tile's, of long
+    /// Has what will be read some time after `bytes` at `at` of every row fetched: of short rows the tile's after the next, of long
     /// ones (a tile of which would push everything else out of the first-level cache) what lies ahead in the same rows.
     #[inline(always)]
     pub(super) fn prefetch(&self, at: usize, bytes: usize) {
@@ -92,7 +92,7 @@ impl<'a> Rows<'a> {
         // Constant numbers of lines, for callers' blocks have constant sizes.
         if self.row_bytes <= SHORT_ROW {
             for line in 0..(bytes * LANES).div_ceil(64) {
-                fetch((self.row_bytes + at) * LANES + 64 * line);
+                fetch((2 * self.row_bytes + at) * LANES + 64 * line);
             }
             return;
         }
