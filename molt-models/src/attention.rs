@@ -10,7 +10,7 @@ use molt_kv::cache::KvCache;
 use rayon::prelude::*;
 
 use crate::config::ModelConfig;
-use crate::kernels::{Left, exp_sum, largest_of, panel, transpose};
+use crate::kernels::{Left, exp_sum, largest_of, panel, transpose, widen};
 
 /// Cached tokens widened to f32 at a time.
 const TILE: usize = 64;
@@ -186,8 +186,6 @@ impl<'a> Pass<'a> {
         let from = slots.start * width + self.head * dim;
         let [keys, values] = [self.cache.keys(self.layer), self.cache.values(self.layer)];
         transpose(keys.slice(from..keys.len()), width, dim, slots.len(), TILE, &mut self.keys);
-        for (slot, out) in self.values.chunks_exact_mut(dim).take(slots.len()).enumerate() {
-            values.slice(from + slot * width..from + slot * width + dim).widen(out);
-        }
+        widen(values.slice(from..values.len()), width, dim, slots.len(), &mut self.values);
     }
 }

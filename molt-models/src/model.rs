@@ -372,13 +372,22 @@ impl Model {
                 self.rope.turn(&mut q[at * c.q_width()..(at + 1) * c.q_width()], *position, Turn::Forward);
                 self.rope.turn(&mut k[at * c.kv_width()..(at + 1) * c.kv_width()], *position, Turn::Forward);
             }
-            let mut first = 0;
+            let (mut first, mut rest) = (0, &mut mixed[..]);
+            let mut parts = Vec::with_capacity(segments.len());
             for segment in &mut *segments {
                 let own = first..first + segment.len();
                 let (keys, queries) =
                     (own.start * c.kv_width()..own.end * c.kv_width(), own.start * c.q_width()..own.end * c.q_width());
-                segment.attend(c, layer, (&q[queries.clone()], &k[keys.clone()], &v[keys]), &mut mixed[queries]);
-                first = own.end;
+                let (mixed, after) = rest.split_at_mut(queries.len());
+                parts.push((segment, (&q[queries], &k[keys.clone()], &v[keys]), mixed));
+                (first, rest) = (own.end, after);
+            }
+            let attend =
+                |(segment, qkv, mixed): (&mut Segment<'_>, _, &mut [f32])| segment.attend(c, layer, qkv, mixed);
+            // All at once: eight lone tokens would have the threads meet eight times.
+            match parts.len() {
+                1 => parts.into_iter().for_each(attend),
+                _ => parts.into_par_iter().for_each(attend),
             }
             if stop.is_up() {
                 return Err(Stopped);

@@ -133,3 +133,22 @@ pub fn transpose(numbers: Numbers<'_>, stride: usize, width: usize, tokens: usiz
         Isa::Portable => portable::transpose(numbers, stride, width, tokens, columns, out),
     }
 }
+
+/// Numbers of a cache `[tokens, stride]`, of each token the first `width`, become floats `[tokens, width]`.
+///
+/// # Panics
+/// Where the slices are too short.
+pub fn widen(numbers: Numbers<'_>, stride: usize, width: usize, tokens: usize, out: &mut [f32]) {
+    assert!(tokens == 0 || numbers.len() >= (tokens - 1) * stride + width, "too few values");
+    assert!(out.len() >= width * tokens, "shapes do not fit");
+    match (*ISA, numbers) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Isa::Avx2` is only chosen where the processor has AVX2, FMA and F16C.
+        (Isa::Avx2, Numbers::F16(halves)) => unsafe { avx2::math::widen(halves, stride, width, tokens, out) },
+        _ => {
+            for (token, out) in out.chunks_exact_mut(width).take(tokens).enumerate() {
+                numbers.slice(token * stride..token * stride + width).widen(out);
+            }
+        }
+    }
+}

@@ -231,6 +231,12 @@ proptest! {
             transpose(numbers, stride, width, inner, inner + more, &mut vector);
             portable::transpose(numbers, stride, width, inner, inner + more, &mut plain);
             prop_assert_eq!(vector, plain);
+            let (mut together, mut apart) = (vec![7.0; width * inner], vec![7.0; width * inner]);
+            widen(numbers, stride, width, inner, &mut together);
+            for (token, out) in apart.chunks_exact_mut(width).enumerate() {
+                numbers.slice(token * stride..token * stride + width).widen(out);
+            }
+            prop_assert_eq!(together, apart);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use half::f16;
 use molt_kv::numbers::Numbers;
 
 use crate::kernels::avx2::floats::transpose8;
@@ -217,5 +218,22 @@ pub(in crate::kernels) fn transpose(
     if whole_tokens < tokens {
         let below = numbers.slice(whole_tokens * stride..numbers.len());
         portable::transpose(below, stride, width, tokens - whole_tokens, columns, &mut out[whole_tokens..]);
+    }
+}
+
+/// Halves of a cache `[tokens, stride]`, of each token the first `width`, become floats `[tokens, width]`.
+#[target_feature(enable = "avx2,f16c")]
+pub(in crate::kernels) fn widen(halves: &[f16], stride: usize, width: usize, tokens: usize, out: &mut [f32]) {
+    for (token, out) in out.chunks_exact_mut(width).take(tokens).enumerate() {
+        let (eights, rest) = halves[token * stride..token * stride + width].as_chunks::<8>();
+        let (out_eights, out_rest) = out.as_chunks_mut::<8>();
+        for (eight, out) in eights.iter().zip(out_eights) {
+            // SAFETY: reads the eight halves of the array; the load needs no alignment.
+            let value = _mm256_cvtph_ps(unsafe { _mm_loadu_si128(eight.as_ptr().cast()) });
+            store(out, value);
+        }
+        for (half, out) in rest.iter().zip(out_rest) {
+            *out = half.to_f32();
+        }
     }
 }
