@@ -364,13 +364,17 @@ impl Engine {
         self.fit_prefixes(spare);
         // What the plan is about to take counts as used: a budget that does not hold it interrupts a load.
         self.alarm.answer(Some(budget));
-        self.alarm.note(usage.max(plan.peak() + self.prefixes.bytes() + self.ahead.bytes()));
+        self.alarm.note(usage.max(plan.peak() + self.beside(&plan)));
         let pressure = usage.get() as f64 / budget.get().max(1) as f64;
         for action in plan.actions() {
             self.tell_lever(*action);
         }
         for action in plan.actions() {
             self.execute(*action, plan.actions(), now, signal, pressure);
+            if matches!(action, Action::Release { .. } | Action::Shed { .. }) {
+                // A budget that falls again while the rest is done is news only where it does not hold that.
+                self.alarm.note(self.usage().max(plan.crest() + self.beside(&plan)));
+            }
             self.look_if_back(budget);
         }
         let usage_bytes = self.usage();
@@ -409,6 +413,11 @@ impl Engine {
         self.read_in_background(&plan, self.spare);
         self.plan = plan;
         events.append(&mut self.events);
+    }
+
+    /// What is used beside a plan, which knows nothing of it.
+    fn beside(&self, plan: &Plan) -> Bytes {
+        self.prefixes.bytes() + (self.ahead.bytes() - self.ahead.claimed(plan))
     }
 
     /// One of the plan's actions.
