@@ -264,6 +264,8 @@ fn run(args: &Args) -> Result<()> {
 
 /// Reads the configuration again. What is wrong with it changes nothing; what cannot change while the daemon runs is named.
 fn reload(args: &Args, current: &mut ServiceConfig, service: &Service, log: &Log) {
+    // Until the end of this function: whoever waits for the reload finds all of it done.
+    let _reloading = systemd::reloading();
     let new = match args.config().and_then(|new| check_tenants(&new, service.context).map(|()| new)) {
         Ok(new) => new,
         Err(error) => {
