@@ -183,12 +183,15 @@ fn run(args: &Args) -> Result<()> {
         let (feed, feed_routes) = feed::Feed::new();
         let (mut watch, log) = (Watch::new(metrics.clone(), feed), Log::new(config.log));
         watch.see(&Event::Start(start(&ladder, &engine, 0)));
+        let books = engine.books();
         let (client, ended) =
-            EngineClient::start(engine, watched, config.workers(), watch, log.clone(), state.clone())?;
+            EngineClient::start(engine, watched.clone(), config.workers(), watch, log.clone(), state.clone())?;
         let service = Arc::new(Service {
             ladder: ladder.clone(),
             engine: client.clone(),
             budget: operator,
+            watched,
+            books,
             context,
             tenants: tenants.clone(),
             profiles: RwLock::new(config.profiles.clone()),

@@ -21,7 +21,7 @@ use std::time::Instant;
 use molt_kv::bridge::Bridge;
 use molt_kv::carry::{CarrySettings, buffer_bytes as carry_buffers};
 use molt_kv::decoder::StopFlag;
-use molt_kv::ledger::{Kind, Ledger};
+use molt_kv::ledger::Ledger;
 use molt_kv::region::trim_heap;
 use molt_kv::rope::Rope;
 use molt_models::{CHUNK, Ladder, Model, ModelError};
@@ -41,7 +41,7 @@ use sequence::Sequence;
 
 use crate::alarm::Alarm;
 use crate::engine::prefix::Prefixes;
-use crate::event::{Event, TroubleKind, UsageByKind};
+use crate::event::{Event, TroubleKind};
 use crate::memory::{resident_files, resident_set};
 use crate::sampler::Books;
 
@@ -391,7 +391,7 @@ impl Engine {
         self.look_if_back(budget);
         let (rss_bytes, rss_file_bytes) = (resident_set(), resident_files());
         let drift_bytes = self.scheduler.drift();
-        let (by_kind, sequences, enforce_ms) = (self.by_kind(), self.scheduler.census(), ms_since(signal));
+        let (by_kind, sequences, enforce_ms) = (self.books().by_kind(), self.scheduler.census(), ms_since(signal));
         let budget_bytes = budget;
         self.tell(
             None,
@@ -508,16 +508,6 @@ impl Engine {
 
     fn tenant_of(&self, sequence: SequenceId) -> (String, Class) {
         self.sequences.get(&sequence).map_or((String::new(), Class::Batch), |s| (s.tenant.clone(), s.class))
-    }
-
-    fn by_kind(&self) -> UsageByKind {
-        UsageByKind {
-            weights_bytes: self.ledger.used(Kind::Weights),
-            cache_bytes: self.ledger.used(Kind::Cache),
-            scratch_bytes: self.ledger.used(Kind::Scratch),
-            bridge_bytes: self.ledger.used(Kind::Bridge),
-            overhead_bytes: self.overhead,
-        }
     }
 
     fn trouble(&mut self, kind: TroubleKind, message: String) {
