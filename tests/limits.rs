@@ -81,3 +81,24 @@ fn a_configuration_is_read_again_without_a_restart() {
     assert_eq!(register(br#"{"profile": "mail"}"#), 429, "the new limit holds");
     assert_eq!(daemon.ask("GET", "/v1/models", b"").1["data"][0]["id"], "pocket");
 }
+
+#[test]
+fn a_budget_says_what_holds_and_what_is_used() {
+    let daemon = Daemon::start("");
+    assert_eq!(daemon.ask("POST", "/v1/completions", &completion()).0, 200);
+    let told = daemon.ask("GET", "/v1/budget", b"").1;
+    let number = |value: &serde_json::Value| value.as_u64().unwrap();
+    let kinds = told["usage_by_kind"].as_object().unwrap();
+    assert_eq!(kinds.values().map(number).sum::<u64>(), number(&told["usage_bytes"]), "{told}");
+    assert!(number(&kinds["weights_bytes"]) > 0 && number(&kinds["overhead_bytes"]) > 0, "{told}");
+    // Whatever the machine allows, the least holds, and less than that is the operator's word.
+    let usable = number(&told["usable_bytes"]);
+    assert!(usable <= number(&told["budget_bytes"]), "{told}");
+    let less = json!({"budget_bytes": usable / 2}).to_string();
+    let told = daemon.ask("PUT", "/v1/budget", less.as_bytes()).1;
+    assert_eq!(
+        (number(&told["usable_bytes"]), &told["strictest"]["source"]),
+        (usable / 2, &json!("operator")),
+        "{told}"
+    );
+}

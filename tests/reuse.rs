@@ -39,12 +39,17 @@ fn the_next_turn_reads_what_is_new_and_says_the_same() {
     // To the last bit what reading everything makes.
     assert_eq!(ask(&afresh, None, OPENING).0, first);
     assert_eq!(ask(&afresh, None, &next), (text.clone(), longer, 0));
-    assert_eq!(ask(&daemon, None, &next).0, text, "nor does reading the last token alone change anything");
+    let (same, _, whole) = ask(&daemon, None, &next);
+    assert_eq!(same, text, "nor does reading the last token alone change anything");
     // Others have conversations of their own.
     let (mail, notes) = (register(&daemon, "mail"), register(&daemon, "notes"));
     assert_eq!(ask(&daemon, Some(&mail), &next), (text.clone(), longer, 0));
     assert_eq!(ask(&daemon, Some(&notes), &next), (text, longer, 0));
-    assert!(ask(&daemon, Some(&mail), &next).2 > 0, "but they have them");
+    let again = ask(&daemon, Some(&mail), &next).2;
+    assert!(again > 0, "but they have them");
+    // What was told to clients is what is counted.
+    let total = cached + whole + again;
+    assert_eq!(sum(&daemon.get("/metrics"), "molt_reused_tokens_total", &[]), f64::from(u32::try_from(total).unwrap()));
 }
 
 #[test]

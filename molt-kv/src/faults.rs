@@ -1,5 +1,5 @@
 //! Faults on purpose. A test arms a boundary, and from then on one passing of it fails as a full disk, a refused mapping or a
-//! spoilt read would, or panics. In a program that serves nothing is armed, and a boundary costs one relaxed load.
+//! spoilt read would, or panics; or something happens elsewhere meanwhile. In a program that serves nothing is armed, and a boundary costs one relaxed load.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,15 +52,20 @@ pub struct Fault {
     pub panics: bool,
 }
 
-#[derive(Debug, Default)]
+/// What another thread would do at that moment.
+type Deed = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
 struct State {
     faults: Vec<Fault>,
+    meanwhile: Option<(Boundary, u64, Deed)>,
     passed: [u64; Boundary::ALL.len()],
     hit: u64,
 }
 
 static ARMED: AtomicBool = AtomicBool::new(false);
-static STATE: Mutex<State> = Mutex::new(State { faults: Vec::new(), passed: [0; Boundary::ALL.len()], hit: 0 });
+static STATE: Mutex<State> =
+    Mutex::new(State { faults: Vec::new(), meanwhile: None, passed: [0; Boundary::ALL.len()], hit: 0 });
 /// Held by whoever has armed something: tests of one process take turns.
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -79,6 +84,12 @@ pub fn arm(faults: &[Fault]) -> Armed {
 }
 
 impl Armed {
+    /// Has something done, once, when a boundary is passed after so many passings of it: what another thread may do at any
+    /// moment, at a moment that is known.
+    pub fn meanwhile(&self, boundary: Boundary, after: u64, deed: impl FnOnce() + Send + 'static) {
+        STATE.lock().meanwhile = Some((boundary, after, Box::new(deed)));
+    }
+
     /// How often a boundary was passed so far.
     pub fn passed(&self, boundary: Boundary) -> u64 {
         STATE.lock().passed[boundary as usize]
@@ -117,6 +128,12 @@ fn pass_armed(boundary: Boundary) -> io::Result<()> {
     let passed = &mut state.passed[boundary as usize];
     let before = *passed;
     *passed += 1;
+    let now = |(at, after, _): &mut (Boundary, u64, Deed)| *at == boundary && *after == before;
+    if let Some((_, _, deed)) = state.meanwhile.take_if(now) {
+        drop(state);
+        deed();
+        state = STATE.lock();
+    }
     let due = |fault: &Fault| fault.boundary == boundary && fault.after == before;
     let Some(fault) = state.faults.iter().copied().find(due) else { return Ok(()) };
     state.hit += 1;
@@ -140,5 +157,13 @@ mod tests {
         let armed = arm(&[]);
         assert!(pass(Boundary::ReadKeepsake).is_ok());
         assert_eq!((armed.passed(Boundary::ReadKeepsake), armed.hit()), (1, 0));
+        let done = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+        let count = done.clone();
+        armed.meanwhile(Boundary::ReadKeepsake, 2, move || _ = count.fetch_add(1, Ordering::Relaxed));
+        let found = [(); 3].map(|()| {
+            assert!(pass(Boundary::ReadKeepsake).is_ok());
+            done.load(Ordering::Relaxed)
+        });
+        assert_eq!(found, [0, 1, 1]);
     }
 }

@@ -36,7 +36,7 @@ pub struct ModelFile {
     region: Arc<FileRegion>,
     config: ModelConfig,
     tensors: BTreeMap<String, TensorEntry>,
-    vocabulary: Vocabulary,
+    vocabulary: Arc<Vocabulary>,
 }
 
 impl ModelFile {
@@ -71,8 +71,15 @@ impl ModelFile {
     }
 
     /// The tokenizer's parts.
-    pub fn vocabulary(&self) -> &Vocabulary {
+    pub fn vocabulary(&self) -> &Arc<Vocabulary> {
         &self.vocabulary
+    }
+
+    /// Takes another file's vocabulary for its own where they are the same, so that one of them can go.
+    pub(crate) fn share_vocabulary(&mut self, other: &Arc<Vocabulary>) {
+        if self.vocabulary == *other {
+            self.vocabulary = other.clone();
+        }
     }
 
     /// A tensor by its GGUF name.

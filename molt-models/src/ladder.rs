@@ -313,7 +313,10 @@ impl Ladder {
                     FileRegion::open(&path)?
                 }
             };
-            let file = ModelFile::read(region)?;
+            let mut file = ModelFile::read(region)?;
+            if let Some((first, _)) = files.values().next() {
+                file.share_vocabulary(first.vocabulary());
+            }
             // The header has been read and is kept in another form.
             file.region().forget(0..file.region().bytes().len());
             files.insert(&entry.name, (Arc::new(file), entry));
@@ -334,8 +337,11 @@ impl Ladder {
         let sizes = |source| ModelError::Sizes { ladder: claim.name.clone(), source };
         let cost = LadderCost::new(rungs.iter().map(cost_of).collect()).map_err(sizes)?;
         let first = &rungs[0].file;
-        let fingerprint = first.vocabulary().fingerprint();
-        if let Some(other) = rungs.iter().find(|r| r.file.vocabulary().fingerprint() != fingerprint) {
+        let differs = |rung: &&Rung| {
+            let (own, other) = (first.vocabulary(), rung.file.vocabulary());
+            !Arc::ptr_eq(own, other) && own.difference(other).is_some()
+        };
+        if let Some(other) = rungs.iter().find(differs) {
             let name = |file: &ModelFile| file.path().display().to_string();
             let (first, second) = (name(first), name(&other.file));
             return Err(ModelError::DifferentTokenizers { ladder: claim.name.clone(), first, second });

@@ -11,6 +11,7 @@ mod kept;
 pub mod kernels;
 mod ladder;
 mod matrix;
+mod merges;
 mod model;
 mod precision;
 pub mod pretokenize;
@@ -18,6 +19,7 @@ pub mod pull;
 pub mod sampling;
 mod scratch;
 mod template;
+mod texts;
 mod tokenizer;
 pub mod tune;
 

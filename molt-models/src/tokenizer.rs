@@ -1,21 +1,25 @@
 //! Text to tokens and back. The tokenizer is built from the model file's own vocabulary and merges.
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use ahash::AHashMap;
 use sha2::{Digest as _, Sha256};
 use tokenizers::models::bpe::BPE;
-use tokenizers::{AddedToken, Tokenizer as Bpe};
+use tokenizers::{
+    AddedToken, DecoderWrapper, Model, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
+};
 
 use crate::error::ModelError;
+use crate::merges::Merges;
 use crate::pretokenize;
+use crate::texts::Texts;
 
 /// The parts of a byte-level BPE tokenizer, as a model file carries them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vocabulary {
-    pub(crate) tokens: Vec<String>,
-    pub(crate) merges: Vec<String>,
+    pub(crate) tokens: Texts,
+    pub(crate) merges: Texts,
     pub(crate) pre_tokenizer: String,
     /// Tokens matched as a whole that steer the model: they print as nothing.
     pub(crate) control: Vec<u32>,
@@ -32,6 +36,11 @@ impl Vocabulary {
         self.tokens.len()
     }
 
+    /// A token's text.
+    pub(crate) fn token(&self, id: u32) -> Option<&str> {
+        self.tokens.get(usize::try_from(id).ok()?)
+    }
+
     /// The chat template, where the file has one.
     pub fn chat_template(&self) -> Option<&str> {
         self.chat_template.as_deref()
@@ -44,8 +53,12 @@ impl Vocabulary {
             if own.len() != others.len() {
                 return Some(format!("{} {what} instead of {}", others.len(), own.len()));
             }
-            if let Some(at) = (0..own.len()).find(|at| own[*at] != others[*at]) {
-                return Some(format!("{what} number {at} is {:?} instead of {:?}", others[at], own[at]));
+            if own == others {
+                continue;
+            }
+            let differ = own.iter().zip(others.iter()).enumerate().find(|(_, (own, other))| own != other);
+            if let Some((at, (own, other))) = differ {
+                return Some(format!("{what} number {at} is {other:?} instead of {own:?}"));
             }
         }
         if *pre_tokenizer != other.pre_tokenizer {
@@ -60,7 +73,7 @@ impl Vocabulary {
         let Self { tokens, merges, pre_tokenizer, control, whole, end: _, bos: _, chat_template: _ } = self;
         let mut hasher = Sha256::new();
         for part in [tokens, merges] {
-            for text in part {
+            for text in part.iter() {
                 // The length first, so that no two lists run together to the same bytes.
                 hasher.update((text.len() as u64).to_le_bytes());
                 hasher.update(text);
@@ -76,12 +89,15 @@ impl Vocabulary {
     }
 }
 
+/// A tokenizer with that model in the frame of the tokenizers library.
+type Framed<M> = TokenizerImpl<M, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+
 /// A tokenizer, ready to use.
 #[derive(Debug)]
 pub struct Tokenizer {
-    bpe: Bpe,
-    /// The bytes of each token; nothing for control tokens.
-    bytes: Vec<Vec<u8>>,
+    vocabulary: Arc<Vocabulary>,
+    bpe: Framed<Merges>,
+    bytes: TokenBytes,
     longest: usize,
     special: Vec<bool>,
     end: Vec<u32>,
@@ -89,66 +105,35 @@ pub struct Tokenizer {
     path: PathBuf,
 }
 
+/// The bytes of each token; nothing for control tokens.
+#[derive(Debug)]
+struct TokenBytes {
+    all: Vec<u8>,
+    ends: Vec<usize>,
+}
+
 impl Tokenizer {
     /// Builds it; `path` is named in errors.
-    pub fn new(vocabulary: &Vocabulary, path: &Path) -> Result<Self, ModelError> {
+    pub fn new(vocabulary: &Arc<Vocabulary>, path: &Path) -> Result<Self, ModelError> {
         let error = |reason: String| ModelError::Tokenizer { path: path.to_owned(), reason };
-        let v = vocabulary;
-        let pre = pretokenize::by_name(&v.pre_tokenizer).ok_or_else(|| {
-            let (found, known) = (&v.pre_tokenizer, pretokenize::KNOWN.join(", "));
-            error(format!("its pre-tokenizer is {found}; Molt knows {known}"))
-        })?;
-        let ids = v.tokens.iter().cloned().zip(0u32..).collect();
-        let merges = v
-            .merges
-            .iter()
-            .map(|merge| {
-                let pair = merge.split_once(' ').ok_or_else(|| error(format!("the merge {merge:?} is no pair")))?;
-                Ok((pair.0.to_owned(), pair.1.to_owned()))
-            })
-            .collect::<Result<_, ModelError>>()?;
-        let model = BPE::builder().vocab_and_merges::<AHashMap<String, u32>>(ids, merges);
-        let mut bpe = Bpe::new(model.build().map_err(|e| error(e.to_string()))?);
-        bpe.with_pre_tokenizer(Some(pre));
-        let token = |id: &u32| usize::try_from(*id).ok().and_then(|id| v.tokens.get(id));
-        let added = |ids: &[u32], special: bool| -> Vec<AddedToken> {
-            ids.iter().filter_map(token).map(|t| AddedToken::from(t.as_str(), special)).collect()
-        };
-        bpe.add_special_tokens(added(&v.control, true)).map_err(|e| error(e.to_string()))?;
-        bpe.add_tokens(added(&v.whole, false)).map_err(|e| error(e.to_string()))?;
+        let v = &**vocabulary;
+        let bpe = framed(Merges::new(vocabulary).map_err(error)?, v, path)?;
         let mut special = vec![false; v.tokens.len()];
         for id in &v.control {
             if let Some(flag) = usize::try_from(*id).ok().and_then(|id| special.get_mut(id)) {
                 *flag = true;
             }
         }
-        let byte_of = byte_alphabet();
-        let bytes = v
-            .tokens
-            .iter()
-            .zip(&special)
-            .map(|(token, special)| match special {
-                true => Vec::new(),
-                false => token.chars().filter_map(|c| byte_of.get(&c).copied()).collect(),
-            })
-            .collect();
-        let mut bytes: Vec<Vec<u8>> = bytes;
-        for id in &v.whole {
-            // Written as they are, not in the byte alphabet.
-            let at = usize::try_from(*id).ok();
-            if let Some((bytes, token)) = at.and_then(|at| bytes.get_mut(at)).zip(token(id)) {
-                *bytes = token.clone().into_bytes();
-            }
-        }
+        let bytes = TokenBytes::new(v, &special);
         // A chat may also end with the marker that closes a turn, which some files do not name as their end.
         let mut end = v.end.clone();
         let turns = ["<|im_end|>", "<|endoftext|>", "<|eot_id|>"];
         end.extend(turns.iter().filter_map(|t| bpe.token_to_id(t)));
         end.sort_unstable();
         end.dedup();
-        let bos = v.bos.as_ref().and_then(token).cloned();
-        let longest = v.tokens.iter().map(String::len).max().unwrap_or(0);
-        Ok(Self { bpe, bytes, longest, special, end, bos, path: path.to_owned() })
+        let bos = v.bos.and_then(|id| v.token(id)).map(str::to_owned);
+        let longest = v.tokens.iter().map(str::len).max().unwrap_or(0);
+        Ok(Self { vocabulary: vocabulary.clone(), bpe, bytes, longest, special, end, bos, path: path.to_owned() })
     }
 
     /// Text to tokens; control tokens written in the text count as such (templates write them).
@@ -170,7 +155,7 @@ impl Tokenizer {
 
     /// The bytes of a token.
     pub fn token_bytes(&self, id: u32) -> &[u8] {
-        usize::try_from(id).ok().and_then(|id| self.bytes.get(id)).map_or(&[], Vec::as_slice)
+        usize::try_from(id).ok().and_then(|id| self.bytes.get(id)).unwrap_or(&[])
     }
 
     /// Whether an answer ends with this token.
@@ -191,7 +176,18 @@ impl Tokenizer {
     /// The tokenizer in the JSON of the tokenizers library.
     pub fn to_json(&self) -> Result<String, ModelError> {
         let error = |e: tokenizers::Error| ModelError::Tokenizer { path: self.path.clone(), reason: e.to_string() };
-        self.bpe.to_string(false).map_err(error)
+        self.library()?.to_string(false).map_err(error)
+    }
+
+    /// The same with the library's own model: for its JSON, and to be held against.
+    fn library(&self) -> Result<tokenizers::Tokenizer, ModelError> {
+        let v = &*self.vocabulary;
+        let ids = v.tokens.iter().map(str::to_owned).zip(0u32..).collect();
+        let pair = |merge: &str| merge.split_once(' ').map(|(left, right)| (left.to_owned(), right.to_owned()));
+        let merges = v.merges.iter().filter_map(pair).collect();
+        let model = BPE::builder().vocab_and_merges::<AHashMap<String, u32>>(ids, merges).build();
+        let error = |e: tokenizers::Error| ModelError::Tokenizer { path: self.path.clone(), reason: e.to_string() };
+        framed(model.map_err(error)?, v, &self.path).map(tokenizers::Tokenizer::from)
     }
 
     /// The token that opens a text, where there is one.
@@ -201,8 +197,56 @@ impl Tokenizer {
 
     /// How many tokens there are.
     pub fn vocab(&self) -> usize {
-        self.bytes.len()
+        self.vocabulary.tokens()
     }
+}
+
+impl TokenBytes {
+    /// Of a vocabulary with these control tokens.
+    fn new(vocabulary: &Vocabulary, special: &[bool]) -> Self {
+        let byte_of = byte_alphabet();
+        let mut whole = vec![false; special.len()];
+        for id in &vocabulary.whole {
+            if let Some(flag) = usize::try_from(*id).ok().and_then(|id| whole.get_mut(id)) {
+                *flag = true;
+            }
+        }
+        let tokens = &vocabulary.tokens;
+        let mut own = Self { all: Vec::with_capacity(tokens.bytes()), ends: Vec::with_capacity(tokens.len()) };
+        for ((token, special), whole) in tokens.iter().zip(special).zip(whole) {
+            if whole {
+                // Written as they are, not in the byte alphabet.
+                own.all.extend_from_slice(token.as_bytes());
+            } else if !special {
+                own.all.extend(token.chars().filter_map(|c| byte_of.get(c as usize).copied().flatten()));
+            }
+            own.ends.push(own.all.len());
+        }
+        own
+    }
+
+    fn get(&self, at: usize) -> Option<&[u8]> {
+        let end = *self.ends.get(at)?;
+        let start = at.checked_sub(1).map_or(0, |before| self.ends[before]);
+        Some(&self.all[start..end])
+    }
+}
+
+/// Around a model: how text is cut into words, and which tokens are matched as a whole before that.
+fn framed<M: Model>(model: M, vocabulary: &Vocabulary, path: &Path) -> Result<Framed<M>, ModelError> {
+    let error = |reason: String| ModelError::Tokenizer { path: path.to_owned(), reason };
+    let pre = pretokenize::by_name(&vocabulary.pre_tokenizer).ok_or_else(|| {
+        let (found, known) = (&vocabulary.pre_tokenizer, pretokenize::KNOWN.join(", "));
+        error(format!("its pre-tokenizer is {found}; Molt knows {known}"))
+    })?;
+    let mut framed = Framed::new(model);
+    framed.with_pre_tokenizer(Some(pre));
+    let added = |ids: &[u32], special: bool| -> Vec<AddedToken> {
+        ids.iter().filter_map(|id| vocabulary.token(*id)).map(|t| AddedToken::from(t, special)).collect()
+    };
+    framed.add_special_tokens(added(&vocabulary.control, true)).map_err(|e| error(e.to_string()))?;
+    framed.add_tokens(added(&vocabulary.whole, false)).map_err(|e| error(e.to_string()))?;
+    Ok(framed)
 }
 
 /// Turns a stream of tokens into text that is never cut inside a character.
@@ -238,15 +282,108 @@ impl TextStream {
     }
 }
 
-/// Which character stands for which byte in byte-level BPE (GPT-2): printable ones for themselves, the rest from U+0100.
-fn byte_alphabet() -> HashMap<char, u8> {
+/// Which byte a character stands for in byte-level BPE (GPT-2), by its code: printable ones for themselves, the rest from
+/// U+0100.
+fn byte_alphabet() -> [Option<u8>; 0x180] {
     let plain = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-    let mut moved = 0x100u32;
-    (0..=u8::MAX)
-        .filter_map(|byte| {
-            let code = if plain(byte) { u32::from(byte) } else { moved };
-            moved += u32::from(!plain(byte));
-            Some((char::from_u32(code)?, byte))
-        })
-        .collect()
+    let mut moved = 0x100;
+    let mut bytes = [None; 0x180];
+    for byte in 0..=u8::MAX {
+        let code = if plain(byte) { usize::from(byte) } else { moved };
+        moved += usize::from(!plain(byte));
+        bytes[code] = Some(byte);
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Ladder;
+
+    /// Tokenizers of the ladders whose files are here, `pocket`'s at least.
+    fn tokenizers() -> Vec<Arc<Tokenizer>> {
+        let models = std::env::var_os("MOLT_MODELS").map_or_else(|| PathBuf::from("/nowhere"), PathBuf::from);
+        let open = |name: &str| Ladder::open(name, &models).ok().map(|ladder| ladder.tokenizer().clone());
+        let found: Vec<_> = ["pocket", "qwen2.5-coder", "smollm2"].into_iter().filter_map(open).collect();
+        assert!(!found.is_empty(), "pocket is part of the program");
+        eprintln!("{} tokenizers are held against the library's", found.len());
+        found
+    }
+
+    fn check(tokenizer: &Tokenizer, library: &tokenizers::Tokenizer, text: &str) {
+        let expected = library.encode_fast(text, false).unwrap();
+        assert_eq!(tokenizer.encode(text).unwrap(), expected.get_ids(), "{text:?}");
+    }
+
+    #[test]
+    fn texts_become_the_tokens_of_the_library() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let files = [
+            "texts/held-out/address-1909.txt",
+            "README.md",
+            "molt-models/src/tokenizer.rs",
+            "molt-runtime/src/service/openapi.json",
+        ];
+        let texts = files.map(|file| std::fs::read_to_string(root.join(file)).unwrap());
+        for tokenizer in tokenizers() {
+            let library = tokenizer.library().unwrap();
+            for text in &texts {
+                check(&tokenizer, &library, text);
+            }
+            let said = [
+                "",
+                " ",
+                "\u{0}\u{1}\u{7f}",
+                "grün 🦀🦀 日本語",
+                "a\r\n\r\n  b\t\tc ",
+                "<|im_start|>user\nhi<|im_end|>",
+            ];
+            said.iter().for_each(|text| check(&tokenizer, &library, text));
+            // One word, far longer than any token.
+            check(&tokenizer, &library, &"ab".repeat(5_000));
+            check(&tokenizer, &library, &"=".repeat(5_000));
+        }
+    }
+
+    #[test]
+    fn so_does_whatever_anybody_writes() {
+        for tokenizer in tokenizers() {
+            let library = tokenizer.library().unwrap();
+            let mut runner = proptest::test_runner::TestRunner::deterministic();
+            let text = prop_oneof!["\\PC{0,60}", "[a-zA-Z '.,=_(){}\\t\\n0-9]{0,200}", any::<String>()];
+            let same = |text: String| {
+                let expected = library.encode_fast(text.as_str(), false).unwrap();
+                prop_assert_eq!(tokenizer.encode(&text).unwrap(), expected.get_ids());
+                Ok(())
+            };
+            runner.run(&text, same).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_is_no_merge_is_named() {
+        let vocabulary = |merges: &[&str]| Vocabulary {
+            tokens: ["a", "b", "ab"].into_iter().collect(),
+            merges: merges.iter().collect(),
+            pre_tokenizer: "gpt-2".to_owned(),
+            control: Vec::new(),
+            whole: Vec::new(),
+            end: Vec::new(),
+            bos: None,
+            chat_template: None,
+        };
+        let check = |merges: &[&str], part: &str| {
+            let made = Tokenizer::new(&Arc::new(vocabulary(merges)), Path::new("model.gguf"));
+            let said = made.map(|own| format!("{:?}", own.encode("abba").unwrap())).unwrap_or_else(|e| e.to_string());
+            assert!(said.contains(part), "{merges:?}: {said}");
+        };
+        check(&["a b"], "[2, 1, 0]");
+        check(&[], "[0, 1, 1, 0]");
+        check(&["ab"], "the merge \"ab\" is no pair");
+        check(&["a c"], "\"c\" is no token");
+        check(&["b a"], "\"ba\" is no token");
+    }
 }

@@ -329,6 +329,14 @@ pub struct UsageByKind {
     pub overhead_bytes: Bytes,
 }
 
+impl UsageByKind {
+    /// All of it.
+    pub fn total(&self) -> Bytes {
+        let Self { weights_bytes, cache_bytes, scratch_bytes, bridge_bytes, overhead_bytes } = *self;
+        weights_bytes + cache_bytes + scratch_bytes + bridge_bytes + overhead_bytes
+    }
+}
+
 /// Why an answer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use molt_kv::ledger::{Kind, Ledger};
 use molt_scheduler::units::Bytes;
 
+use crate::event::UsageByKind;
 use crate::memory::resident_set;
 
 /// An engine's books, to be read by anybody.
@@ -26,6 +27,18 @@ impl Books {
     /// Bytes in use, overhead included.
     pub fn usage(&self) -> Bytes {
         self.overhead + self.ledger.total()
+    }
+
+    /// What it is used for. Kind by kind: while a round is at work they need not add up to what [`Self::usage`] says.
+    pub fn by_kind(&self) -> UsageByKind {
+        let used = |kind| self.ledger.used(kind);
+        UsageByKind {
+            weights_bytes: used(Kind::Weights),
+            cache_bytes: used(Kind::Cache),
+            scratch_bytes: used(Kind::Scratch),
+            bridge_bytes: used(Kind::Bridge),
+            overhead_bytes: self.overhead,
+        }
     }
 
     /// The most that was in use at any moment since this was last asked, to the byte: no sampler can miss it.

@@ -3,6 +3,7 @@
 use std::io::{self, Write as _};
 use std::os::fd::FromRawFd as _;
 use std::os::unix::net::UnixListener;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
@@ -26,6 +27,9 @@ impl Heartbeat {
     /// A round has been made.
     pub fn beat(&mut self) {
         if let Some(state) = self.due(Instant::now()) {
+            if matches!(state, NotifyState::Ready) {
+                READY.store(true, Ordering::Relaxed);
+            }
             tell(&[state]);
         }
     }
@@ -42,6 +46,37 @@ impl Heartbeat {
     }
 }
 
+/// Whether the first round has said that the service is ready: a reload before that must not say so for it.
+static READY: AtomicBool = AtomicBool::new(false);
+
+/// The configuration is being read again; when this goes, it has been, and the supervisor is told that it is ready again.
+#[derive(Debug)]
+#[must_use = "the reload ends where this is dropped"]
+pub struct Reloading {
+    told: bool,
+}
+
+/// Says that the configuration is read again. By the time that comes along the supervisor knows whether this answers its
+/// own request.
+pub fn reloading() -> Reloading {
+    let told = READY.load(Ordering::Relaxed);
+    if told {
+        match NotifyState::monotonic_usec_now() {
+            Ok(now) => tell(&[NotifyState::Reloading, now]),
+            Err(error) => failed(&error),
+        }
+    }
+    Reloading { told }
+}
+
+impl Drop for Reloading {
+    fn drop(&mut self) {
+        if self.told {
+            tell(&[NotifyState::Ready]);
+        }
+    }
+}
+
 /// Says that the service ends because it was told to.
 pub fn stopping() {
     tell(&[NotifyState::Stopping]);
@@ -55,9 +90,13 @@ pub fn status(text: &str) {
 /// A supervisor that cannot be reached is no reason to stop; it will notice by itself.
 fn tell(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
-        // Nor is a closed log.
-        let _closed = writeln!(io::stderr(), "moltd: cannot notify the supervisor: {error}");
+        failed(&error);
     }
+}
+
+fn failed(error: &io::Error) {
+    // Nor is a closed log.
+    let _closed = writeln!(io::stderr(), "moltd: cannot notify the supervisor: {error}");
 }
 
 /// The socket that systemd has bound for this process, if it has.

@@ -135,3 +135,28 @@ fn what_always_fails_is_given_up() {
     let failed = |event: &&Event| matches!(event, Event::Trouble { kind: TroubleKind::Panic, .. });
     assert_eq!(told.iter().filter(failed).count(), 9);
 }
+
+/// Whether the alarm rings where the budget falls again, to that, while the smaller rung is being loaded.
+fn check_second_fall(second: impl Fn(&Run) -> Bytes, rings: bool) {
+    let mut run = Run::new();
+    let tier1 = RungIdx::new(1);
+    run.ask(60);
+    run.until(AMPLE, "a token", |event| matches!(event, Event::Token { .. }));
+    let (first, second, alarm) = (run.holds(tier1), second(&run), run.engine.alarm().clone());
+    assert!(second < first && first < run.engine.usage(), "{second}, {first}, {}", run.engine.usage());
+    let armed = arm(&[]);
+    armed.meanwhile(Boundary::ReadWeights, 1, move || alarm.ring_if_over(second));
+    let told = run.round(first);
+    assert!(armed.passed(Boundary::ReadWeights) > 1, "the moment came");
+    assert!(told.iter().any(|event| matches!(event, Event::Switch(switch) if switch.to == tier1)), "{told:?}");
+    assert_eq!(run.engine.alarm().flag().is_up(), rings, "at {second}");
+    // Who is interrupted for nothing waits for nothing.
+    assert_eq!(told.iter().any(|event| matches!(event, Event::Token { .. })), !rings, "at {second}: {told:?}");
+}
+
+#[test]
+fn a_second_fall_during_a_load_interrupts_only_where_it_does_not_hold_what_is_loaded() {
+    let tier1 = RungIdx::new(1);
+    check_second_fall(|run| run.holds(tier1) - Bytes::new(64 << 10), false);
+    check_second_fall(|run| run.engine.overhead() + run.engine.cost().get(tier1).unwrap().held(), true);
+}

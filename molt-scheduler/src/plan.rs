@@ -137,6 +137,7 @@ pub struct Plan {
     pub(crate) prospects: Vec<Prospect>,
     pub(crate) usage: Bytes,
     pub(crate) peak: Bytes,
+    pub(crate) crest: Bytes,
 }
 
 impl Plan {
@@ -171,11 +172,17 @@ impl Plan {
         self.peak
     }
 
+    /// The highest usage from where everything is released to after its steps: what a budget that falls again while the
+    /// plan is executed must hold.
+    pub fn crest(&self) -> Bytes {
+        self.crest
+    }
+
     pub(crate) fn clear(&mut self) {
-        let Self { actions, steps, prospects, usage, peak } = self;
+        let Self { actions, steps, prospects, usage, peak, crest } = self;
         actions.clear();
         steps.clear();
         prospects.clear();
-        (*usage, *peak) = (Bytes::ZERO, Bytes::ZERO);
+        (*usage, *peak, *crest) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
     }
 }

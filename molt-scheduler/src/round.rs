@@ -61,6 +61,7 @@ pub(crate) fn round(scheduler: &mut Scheduler, observation: &Observation<'_>, pl
     commit(scheduler, &frame, &books, &mut scratch, plan);
     plan.usage += set_aside;
     plan.peak += set_aside;
+    plan.crest += set_aside;
     scheduler.last_round = Some((now, !plan.steps.is_empty()));
     scheduler.scratch = scratch;
     tell_deferred(scheduler, plan);
@@ -143,7 +144,8 @@ fn commit(scheduler: &mut Scheduler, frame: &Frame, books: &Books, scratch: &mut
         kept = kept.without(rung);
         plan.actions.push(Action::Release { rung, frees: ladder.cost(rung).held() });
     }
-    plan.peak = peak(kept).max(frame.before);
+    plan.crest = peak(kept);
+    plan.peak = plan.crest.max(frame.before);
     plan.usage = caches_after + kept.held(ladder) + loaded.held(ladder) + growth;
     plan.actions.extend(loaded.iter().map(|rung| Action::Load { rung, takes: ladder.cost(rung).held() }));
 

@@ -129,8 +129,8 @@ pub fn snapshot(scheduler: &Scheduler) -> String {
 
 /// A plan in one line a decision.
 pub fn plan_snapshot(plan: &Plan) -> String {
-    let Plan { actions, steps, prospects, usage, peak } = plan;
-    let mut text = format!("usage {}, peak {}\n", usage.get(), peak.get());
+    let Plan { actions, steps, prospects, usage, peak, crest } = plan;
+    let mut text = format!("usage {}, peak {}, {} once all is released\n", usage.get(), peak.get(), crest.get());
     for action in actions {
         let _ = writeln!(text, "{}", action_line(action));
     }

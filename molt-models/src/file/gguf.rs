@@ -84,7 +84,7 @@ pub(super) fn read(region: Arc<FileRegion>) -> Result<ModelFile, ModelError> {
         return Err(malformed("it scales its rotary frequencies, which the decoder does not do".into()));
     }
     let vocabulary = vocabulary(&header).map_err(in_header)?;
-    Ok(ModelFile { region, config, tensors, vocabulary })
+    Ok(ModelFile { region, config, tensors, vocabulary: Arc::new(vocabulary) })
 }
 
 /// By the number that GGML gives it.

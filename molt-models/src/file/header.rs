@@ -4,6 +4,8 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use crate::texts::Texts;
+
 /// Where tensors begin, if the header says nothing of it.
 const ALIGNMENT: u64 = 32;
 /// Lists in lists that are walked; no model file has any.
@@ -139,12 +141,15 @@ impl<'a> List<'a> {
     }
 
     /// Its texts; `None` where it holds anything else.
-    pub(super) fn texts(&self) -> Option<Vec<String>> {
-        let text = |value| match value {
-            Value::Text(text) => Some(text.into_owned()),
-            _ => None,
-        };
-        self.each().map(text).collect()
+    pub(super) fn texts(&self) -> Option<Texts> {
+        // Before each text stands its length.
+        let count = usize::try_from(self.count).unwrap_or(usize::MAX).min(self.bytes.len() / size_of::<u64>());
+        let mut texts = Texts::with_capacity(count, self.bytes.len() - count * size_of::<u64>());
+        for value in self.each() {
+            let Value::Text(text) = value else { return None };
+            texts.push(&text);
+        }
+        Some(texts)
     }
 
     /// Its values; `None` for what is no whole number.

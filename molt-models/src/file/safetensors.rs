@@ -133,7 +133,7 @@ pub(super) fn read(region: Arc<FileRegion>) -> Result<ModelFile, ModelError> {
         return Err(malformed(format!("its config.json says {} tokens, its table has {rows} rows", c.vocab_size)));
     }
     let vocabulary = vocabulary(folder, &config, rows)?;
-    Ok(ModelFile { region, config: shape, tensors, vocabulary })
+    Ok(ModelFile { region, config: shape, tensors, vocabulary: Arc::new(vocabulary) })
 }
 
 fn vocabulary(folder: &Path, config: &Config, rows: usize) -> Result<Vocabulary, ModelError> {
@@ -161,6 +161,7 @@ fn vocabulary(folder: &Path, config: &Config, rows: usize) -> Result<Vocabulary,
             Merge::Pair(a, b) => format!("{a} {b}"),
         })
         .collect();
+    let tokens = tokens.into_iter().collect();
     let end = match &config.eos_token_id {
         Some(Ids::One(id)) => vec![*id],
         Some(Ids::Many(ids)) => ids.clone(),

@@ -183,12 +183,15 @@ fn run(args: &Args) -> Result<()> {
         let (feed, feed_routes) = feed::Feed::new();
         let (mut watch, log) = (Watch::new(metrics.clone(), feed), Log::new(config.log));
         watch.see(&Event::Start(start(&ladder, &engine, 0)));
+        let books = engine.books();
         let (client, ended) =
-            EngineClient::start(engine, watched, config.workers(), watch, log.clone(), state.clone())?;
+            EngineClient::start(engine, watched.clone(), config.workers(), watch, log.clone(), state.clone())?;
         let service = Arc::new(Service {
             ladder: ladder.clone(),
             engine: client.clone(),
             budget: operator,
+            watched,
+            books,
             context,
             tenants: tenants.clone(),
             profiles: RwLock::new(config.profiles.clone()),
@@ -264,6 +267,8 @@ fn run(args: &Args) -> Result<()> {
 
 /// Reads the configuration again. What is wrong with it changes nothing; what cannot change while the daemon runs is named.
 fn reload(args: &Args, current: &mut ServiceConfig, service: &Service, log: &Log) {
+    // Until the end of this function: whoever waits for the reload finds all of it done.
+    let _reloading = systemd::reloading();
     let new = match args.config().and_then(|new| check_tenants(&new, service.context).map(|()| new)) {
         Ok(new) => new,
         Err(error) => {

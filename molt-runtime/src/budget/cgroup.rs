@@ -17,6 +17,8 @@ pub struct CgroupBudget {
     groups: Vec<PathBuf>,
     version: Version,
     reserve: Bytes,
+    /// Which of them had the least when that was last looked at.
+    tightest: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +52,13 @@ impl CgroupBudget {
         // Where the group is mounted as the root of a container, its path is not below the mount.
         let groups = if own.is_dir() { groups } else { vec![root] };
         let known = |group: &PathBuf| group.join(version.current()).is_file();
-        groups.iter().any(known).then(|| Self { proc: proc.to_owned(), groups, version, reserve: Bytes::ZERO })
+        groups.iter().any(known).then(|| Self {
+            proc: proc.to_owned(),
+            groups,
+            version,
+            reserve: Bytes::ZERO,
+            tightest: 0,
+        })
     }
 
     /// Leaves so much of every group's limit to whoever else is in it.
@@ -108,8 +116,19 @@ impl Version {
 
 impl BudgetSource for CgroupBudget {
     fn budget(&mut self, _now: Time) -> Option<Bytes> {
-        let free = self.groups.iter().filter_map(|group| self.free(group)).min()?;
+        let free = self.groups.iter().enumerate().filter_map(|(at, group)| Some((self.free(group)?, at)));
+        let (free, tightest) = free.min()?;
+        self.tightest = tightest;
         Some(free + own_anonymous(&self.proc))
+    }
+
+    fn name(&self) -> &'static str {
+        "cgroup"
+    }
+
+    fn reason(&self) -> String {
+        let group = self.groups.get(self.tightest).map(|group| group.display().to_string()).unwrap_or_default();
+        format!("the limit of the control group {group}, less what others use in it")
     }
 }
 

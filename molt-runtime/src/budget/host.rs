@@ -30,6 +30,14 @@ impl BudgetSource for HostBudget {
         let available = Meminfo::from_file(self.proc.join("meminfo")).ok()?.mem_available?;
         Some(Bytes::new(available) + own_anonymous(&self.proc) - self.reserve)
     }
+
+    fn name(&self) -> &'static str {
+        "host"
+    }
+
+    fn reason(&self) -> String {
+        format!("what the machine has available, less {} for other programs", self.reserve)
+    }
 }
 
 /// Memory of this process that is no file's; zero where the system does not say.

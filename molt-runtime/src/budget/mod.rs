@@ -23,13 +23,19 @@ pub use host::HostBudget;
 use nix::poll::PollFlags;
 pub use pressure::PressureBudget;
 pub use squeeze::{Move, Shortage, Squeeze};
-pub use strictest::{Strictest, Watched};
+pub use strictest::{Holds, Strictest, Watched};
 pub use systemd::{SystemdBudget, Watch, WatchError};
 
 /// Says how many bytes this process may use now. Asked once a round and by the watcher.
 pub trait BudgetSource: Send {
     /// The budget at that time; `None` where this source sets no limit.
     fn budget(&mut self, now: Time) -> Option<Bytes>;
+
+    /// Its name, one word.
+    fn name(&self) -> &'static str;
+
+    /// Why the budget that it said last is what it is, for whoever asks what holds.
+    fn reason(&self) -> String;
 
     /// The last step that its limit took and that nobody was told of.
     fn step(&mut self) -> Option<Step> {
@@ -94,6 +100,14 @@ impl OperatorBudget {
 impl BudgetSource for OperatorBudget {
     fn budget(&mut self, _now: Time) -> Option<Bytes> {
         Some(self.get())
+    }
+
+    fn name(&self) -> &'static str {
+        "operator"
+    }
+
+    fn reason(&self) -> String {
+        "set when the daemon started, in its configuration, or by an operator".to_owned()
     }
 }
 

@@ -7,7 +7,7 @@ use molt_scheduler::units::{Bytes, Span, Time};
 use procfs::{FromRead as _, MemoryPressure};
 
 use crate::alarm::Alarm;
-use crate::budget::squeeze::{Shortage, Squeeze};
+use crate::budget::squeeze::{Move, Shortage, Squeeze};
 use crate::budget::{BudgetSource, Step};
 
 /// Waiting is added up over so long: the kernel's own shortest window for services.
@@ -27,12 +27,15 @@ pub struct PressureBudget {
     /// When the waiting was last added up, and its microseconds since the start of the machine.
     last: Option<(Time, u64)>,
     step: Option<Step>,
+    /// Why the limit last fell.
+    reason: String,
 }
 
 impl PressureBudget {
     /// Of a file in the form of `/proc/pressure/memory`; `None` where the kernel keeps none.
     pub fn new(name: &'static str, file: &Path, alarm: Alarm) -> Option<Self> {
-        let own = Self { name, file: file.to_owned(), alarm, squeeze: Squeeze::default(), last: None, step: None };
+        let (file, squeeze) = (file.to_owned(), Squeeze::default());
+        let own = Self { name, file, alarm, squeeze, last: None, step: None, reason: String::new() };
         own.total().is_some().then_some(own)
     }
 
@@ -55,9 +58,20 @@ impl BudgetSource for PressureBudget {
             let moved = self.squeeze.feel(now, Shortage::of_stall(ratio), self.alarm.used());
             let reason =
                 format!("programs waited for memory {:.1} % of the last {} ms", ratio * 100.0, window.micros() / 1_000);
+            if matches!(moved, Some(Move::Shrunk(_))) {
+                self.reason.clone_from(&reason);
+            }
             self.step = moved.map(|moved| Step { source: self.name, moved, reason });
         }
         self.squeeze.limit()
+    }
+
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn reason(&self) -> String {
+        format!("{} when the limit last fell", self.reason)
     }
 
     fn step(&mut self) -> Option<Step> {
@@ -68,7 +82,6 @@ impl BudgetSource for PressureBudget {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::budget::squeeze::Move;
 
     /// Recorded while six programs fought for the memory of a control group, and after they had ended; see its first lines.
     const RECORDED: &str = include_str!("../../tests/data/psi-thrashing.txt");

@@ -21,6 +21,26 @@ pub struct Strictest {
     last: Option<(Time, Bytes)>,
 }
 
+/// The smallest of what several sources allow.
+struct Least {
+    bytes: Bytes,
+    /// The number of the source.
+    index: usize,
+    /// Whether it would be more, had it not been less before.
+    slowed: bool,
+}
+
+/// The budget that holds, for whoever wants to know why it is no more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holds {
+    /// What may be used.
+    pub bytes: Bytes,
+    /// Whose word that is.
+    pub source: &'static str,
+    /// Why it is that.
+    pub reason: String,
+}
+
 /// A measured budget rises by one part in so many a second.
 const RISE: u64 = 20;
 /// And by at least so much.
@@ -34,17 +54,33 @@ impl Strictest {
 
     /// The smallest of what all sources allow now.
     pub fn now(&mut self, now: Time) -> Bytes {
-        let least = |sources: &mut Vec<Box<dyn BudgetSource>>| sources.iter_mut().filter_map(|s| s.budget(now)).min();
-        let measured = least(&mut self.measured).map(|found| {
+        self.least(now).map_or(Bytes::MAX, |least| least.bytes)
+    }
+
+    /// The same, whose it is and why; `None` where no source sets a limit.
+    pub fn holds(&mut self, now: Time) -> Option<Holds> {
+        let Least { bytes, index, slowed } = self.least(now)?;
+        let source = self.sources().nth(index)?;
+        let slowly = if slowed { "; less was there a while ago, and what is measured rises slowly" } else { "" };
+        Some(Holds { bytes, source: source.name(), reason: format!("{}{slowly}", source.reason()) })
+    }
+
+    fn least(&mut self, now: Time) -> Option<Least> {
+        let least = |sources: &mut Vec<Box<dyn BudgetSource>>| {
+            let all = sources.iter_mut().enumerate();
+            all.filter_map(|(index, source)| Some((source.budget(now)?, index))).min()
+        };
+        let said = least(&mut self.said).map(|(bytes, index)| Least { bytes, index, slowed: false });
+        let measured = least(&mut self.measured).map(|(found, index)| {
             let risen = self.last.map_or(found, |(then, last)| {
                 let share = (last.get() / RISE).max(RISE_BYTES.get());
                 let rise = u128::from(share) * u128::from(now.since(then).micros()) / 1_000_000;
                 found.min(last + Bytes::new(u64::try_from(rise).unwrap_or(u64::MAX)))
             });
             self.last = Some((now, risen));
-            risen
+            Least { bytes: risen, index: self.said.len() + index, slowed: risen < found }
         });
-        least(&mut self.said).into_iter().chain(measured).min().unwrap_or(Bytes::MAX)
+        said.into_iter().chain(measured).min_by_key(|least| least.bytes)
     }
 
     fn sources(&mut self) -> impl Iterator<Item = &mut Box<dyn BudgetSource>> {
@@ -71,6 +107,12 @@ impl Strictest {
 #[derive(Clone)]
 pub struct Watched {
     shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for Watched {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watched").finish_non_exhaustive()
+    }
 }
 
 struct Shared {
@@ -100,12 +142,21 @@ impl Watched {
     pub fn budget(&self) -> Bytes {
         self.shared.look()
     }
+
+    /// The same, and why it is no more.
+    pub fn holds(&self) -> Option<Holds> {
+        self.shared.sources.lock().holds(self.shared.now())
+    }
 }
 
 impl Shared {
     fn look(&self) -> Bytes {
-        let now = Time::from_micros(u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX));
+        let now = self.now();
         self.sources.lock().now(now)
+    }
+
+    fn now(&self) -> Time {
+        Time::from_micros(u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX))
     }
 }
 
@@ -142,11 +193,19 @@ fn ready(wakes: &[(usize, Wake)]) -> Vec<(usize, bool)> {
 mod tests {
     use super::*;
 
-    struct Script(Vec<Option<u64>>);
+    struct Script(&'static str, Vec<Option<u64>>);
 
     impl BudgetSource for Script {
         fn budget(&mut self, _now: Time) -> Option<Bytes> {
-            self.0.remove(0).map(Bytes::mib)
+            self.1.remove(0).map(Bytes::mib)
+        }
+
+        fn name(&self) -> &'static str {
+            self.0
+        }
+
+        fn reason(&self) -> String {
+            format!("{} wants it so", self.0)
         }
     }
 
@@ -154,8 +213,9 @@ mod tests {
     fn budgets_fall_at_once_and_rise_slowly() {
         // A look a second.
         let check = |said: &[Option<u64>], measured: &[Option<u64>], expected: &[u64]| {
-            let source =
-                |script: &[Option<u64>]| -> Vec<Box<dyn BudgetSource>> { vec![Box::new(Script(script.to_vec()))] };
+            let source = |script: &[Option<u64>]| -> Vec<Box<dyn BudgetSource>> {
+                vec![Box::new(Script("one", script.to_vec()))]
+            };
             let mut strictest = Strictest::new(source(said), source(measured));
             let found: Vec<u64> = (0..u64::try_from(expected.len()).unwrap())
                 .map(|second| strictest.now(Time::from_millis(1_000 * second)).get() >> 20)
@@ -171,11 +231,48 @@ mod tests {
     }
 
     #[test]
+    fn the_strictest_is_named_with_its_reason() {
+        let slowly = "; less was there a while ago, and what is measured rises slowly";
+        // The budgets of three sources, second by second; the first is said, the others are measured.
+        let check = |budgets: [&[Option<u64>]; 3], expected: &[Option<(u64, &'static str, &str)>]| {
+            let [said, one, other] = [("said", budgets[0]), ("one", budgets[1]), ("other", budgets[2])]
+                .map(|(name, script)| -> Box<dyn BudgetSource> { Box::new(Script(name, script.to_vec())) });
+            let mut strictest = Strictest::new(vec![said], vec![one, other]);
+            for (second, expected) in (0..).zip(expected) {
+                let expected = expected.map(|(mib, source, more)| {
+                    let reason = format!("{source} wants it so{more}");
+                    Holds { bytes: Bytes::mib(mib), source, reason }
+                });
+                assert_eq!(strictest.holds(Time::from_millis(1_000 * second)), expected, "{budgets:?} at {second} s");
+            }
+        };
+        let none = &[None, None];
+        check(
+            [&[Some(5), Some(9)], &[Some(6), Some(8)], &[Some(7), Some(7)]],
+            &[Some((5, "said", "")), Some((7, "other", ""))],
+        );
+        check(
+            [none, &[Some(20), Some(90)], &[Some(30), Some(80)]],
+            &[Some((20, "one", "")), Some((28, "other", slowly))],
+        );
+        check([&[Some(5), Some(5)], &[Some(5), None], none], &[Some((5, "said", "")), Some((5, "said", ""))]);
+        check([none, none, none], &[None, None]);
+    }
+
+    #[test]
     fn the_watcher_interrupts_an_engine_that_uses_more() {
         struct Fixed;
         impl BudgetSource for Fixed {
             fn budget(&mut self, _now: Time) -> Option<Bytes> {
                 Some(Bytes::mib(100))
+            }
+
+            fn name(&self) -> &'static str {
+                "fixed"
+            }
+
+            fn reason(&self) -> String {
+                "it is fixed".to_owned()
             }
         }
         let check = |usage: Bytes, interrupted: bool| {
@@ -183,6 +280,8 @@ mod tests {
             alarm.note(usage);
             let watched = Watched::start(Strictest::new(vec![Box::new(Fixed)], Vec::new()), alarm.clone()).unwrap();
             assert_eq!(watched.budget(), Bytes::mib(100));
+            let reason = "it is fixed".to_owned();
+            assert_eq!(watched.holds(), Some(Holds { bytes: Bytes::mib(100), source: "fixed", reason }));
             let started = Instant::now();
             while alarm.flag().is_up() != interrupted || (!interrupted && started.elapsed() < 3 * WATCH) {
                 assert!(started.elapsed() < Duration::from_secs(60), "usage {usage}: never interrupted");

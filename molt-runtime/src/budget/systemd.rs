@@ -144,9 +144,17 @@ impl BudgetSource for SystemdBudget {
             _ => "the service manager has said nothing for a while",
         };
         if let Some(moved) = moved {
-            self.step = Some(Step { source: "systemd", moved, reason: reason.to_owned() });
+            self.step = Some(Step { source: self.name(), moved, reason: reason.to_owned() });
         }
         self.squeeze.limit()
+    }
+
+    fn name(&self) -> &'static str {
+        "systemd"
+    }
+
+    fn reason(&self) -> String {
+        "the service manager said that memory is short when the limit last fell".to_owned()
     }
 
     fn step(&mut self) -> Option<Step> {

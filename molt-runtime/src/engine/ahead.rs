@@ -110,7 +110,7 @@ impl Ahead {
     }
 
     /// What of it a plan takes over, and so counts already.
-    fn claimed(&self, plan: &Plan) -> Bytes {
+    pub(super) fn claimed(&self, plan: &Plan) -> Bytes {
         let bytes = |action: &Action| match *action {
             Action::Load { rung, .. } if Some(rung) == self.rung => {
                 self.loaded.as_ref().map_or(Bytes::ZERO, |(_, bytes)| *bytes)

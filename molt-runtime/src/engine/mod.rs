@@ -21,7 +21,7 @@ use std::time::Instant;
 use molt_kv::bridge::Bridge;
 use molt_kv::carry::{CarrySettings, buffer_bytes as carry_buffers};
 use molt_kv::decoder::StopFlag;
-use molt_kv::ledger::{Kind, Ledger};
+use molt_kv::ledger::Ledger;
 use molt_kv::region::trim_heap;
 use molt_kv::rope::Rope;
 use molt_models::{CHUNK, Ladder, Model, ModelError};
@@ -41,7 +41,7 @@ use sequence::Sequence;
 
 use crate::alarm::Alarm;
 use crate::engine::prefix::Prefixes;
-use crate::event::{Event, TroubleKind, UsageByKind};
+use crate::event::{Event, TroubleKind};
 use crate::memory::{resident_files, resident_set};
 use crate::sampler::Books;
 
@@ -364,13 +364,17 @@ impl Engine {
         self.fit_prefixes(spare);
         // What the plan is about to take counts as used: a budget that does not hold it interrupts a load.
         self.alarm.answer(Some(budget));
-        self.alarm.note(usage.max(plan.peak() + self.prefixes.bytes() + self.ahead.bytes()));
+        self.alarm.note(usage.max(plan.peak() + self.beside(&plan)));
         let pressure = usage.get() as f64 / budget.get().max(1) as f64;
         for action in plan.actions() {
             self.tell_lever(*action);
         }
         for action in plan.actions() {
             self.execute(*action, plan.actions(), now, signal, pressure);
+            if matches!(action, Action::Release { .. } | Action::Shed { .. }) {
+                // A budget that falls again while the rest is done is news only where it does not hold that.
+                self.alarm.note(self.usage().max(plan.crest() + self.beside(&plan)));
+            }
             self.look_if_back(budget);
         }
         let usage_bytes = self.usage();
@@ -387,7 +391,7 @@ impl Engine {
         self.look_if_back(budget);
         let (rss_bytes, rss_file_bytes) = (resident_set(), resident_files());
         let drift_bytes = self.scheduler.drift();
-        let (by_kind, sequences, enforce_ms) = (self.by_kind(), self.scheduler.census(), ms_since(signal));
+        let (by_kind, sequences, enforce_ms) = (self.books().by_kind(), self.scheduler.census(), ms_since(signal));
         let budget_bytes = budget;
         self.tell(
             None,
@@ -409,6 +413,11 @@ impl Engine {
         self.read_in_background(&plan, self.spare);
         self.plan = plan;
         events.append(&mut self.events);
+    }
+
+    /// What is used beside a plan, which knows nothing of it.
+    fn beside(&self, plan: &Plan) -> Bytes {
+        self.prefixes.bytes() + (self.ahead.bytes() - self.ahead.claimed(plan))
     }
 
     /// One of the plan's actions.
@@ -499,16 +508,6 @@ impl Engine {
 
     fn tenant_of(&self, sequence: SequenceId) -> (String, Class) {
         self.sequences.get(&sequence).map_or((String::new(), Class::Batch), |s| (s.tenant.clone(), s.class))
-    }
-
-    fn by_kind(&self) -> UsageByKind {
-        UsageByKind {
-            weights_bytes: self.ledger.used(Kind::Weights),
-            cache_bytes: self.ledger.used(Kind::Cache),
-            scratch_bytes: self.ledger.used(Kind::Scratch),
-            bridge_bytes: self.ledger.used(Kind::Bridge),
-            overhead_bytes: self.overhead,
-        }
     }
 
     fn trouble(&mut self, kind: TroubleKind, message: String) {

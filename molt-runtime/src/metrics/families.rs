@@ -67,6 +67,10 @@ pub const FAMILIES: &[Family] = &[
     counter("molt_read_ahead_tokens_total", "Tokens read ahead on another rung, by whether a switch has used them."),
     counter("molt_requests_total", "Requests taken, by class."),
     counter("molt_prompt_tokens_total", "Tokens of the prompts of requests taken, by class."),
+    counter(
+        "molt_reused_tokens_total",
+        "Tokens of prompts that were not read, for an earlier turn or a resumed answer had left them, by class.",
+    ),
     counter("molt_refusals_total", "Requests refused for good, by reason."),
     counter("molt_tokens_total", "Tokens of answers, by the rung that wrote them and by class."),
     counter("molt_answers_total", "Answers that ended, by class and end: stop, length, cancelled by their client."),

@@ -40,7 +40,10 @@ pub(super) fn record(event: &Event, overshoot_max: i64) {
             counter!("molt_prompt_tokens_total", "class" => class_name(*class)).increment(prompt_tokens.get());
         }
         Event::Refused { reason, .. } => counter!("molt_refusals_total", "reason" => *reason).increment(1),
-        Event::Admitted { class, wait_ms, .. } => seconds("molt_queue_wait_seconds", *class, *wait_ms),
+        Event::Admitted { class, wait_ms, cached_tokens, .. } => {
+            seconds("molt_queue_wait_seconds", *class, *wait_ms);
+            counter!("molt_reused_tokens_total", "class" => class_name(*class)).increment(cached_tokens.get());
+        }
         Event::Token { class, nth, wait_ms: Some(wait_ms), rung, .. } => {
             counter!("molt_tokens_total", "rung" => rung_name(*rung), "class" => class_name(*class)).increment(1);
             if nth.get() <= 1 {
@@ -189,8 +192,13 @@ pub(super) fn zeroes() {
         none(name, &[]);
     }
     for class in CLASSES.map(class_name) {
-        for name in ["molt_shed_tokens_total", "molt_unparks_total", "molt_requests_total", "molt_prompt_tokens_total"]
-        {
+        for name in [
+            "molt_shed_tokens_total",
+            "molt_unparks_total",
+            "molt_requests_total",
+            "molt_prompt_tokens_total",
+            "molt_reused_tokens_total",
+        ] {
             none(name, &[("class", class)]);
         }
         for kind in molt_scheduler::LEVERS.map(lever_name) {

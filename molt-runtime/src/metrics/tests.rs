@@ -122,7 +122,7 @@ fn requests_are_counted_from_asking_to_their_end() {
                 class,
                 rung: RungIdx::TOP,
                 wait_ms: 1_500.0,
-                cached_tokens: Tokens::ZERO,
+                cached_tokens: Tokens::new(4),
             },
             Event::Finished { tenant: tenant.clone(), class, tokens, reason: FinishReason::Stop, total_ms: 9_000.0 },
             Event::Cancelled { tenant: tenant.clone(), class, tokens },
@@ -131,6 +131,8 @@ fn requests_are_counted_from_asking_to_their_end() {
         &[
             "molt_requests_total{class=\"batch\"} 1",
             "molt_prompt_tokens_total{class=\"batch\"} 5",
+            "molt_reused_tokens_total{class=\"batch\"} 4",
+            "molt_reused_tokens_total{class=\"foreground\"} 0",
             "molt_queue_wait_seconds_sum{class=\"batch\"} 1.5",
             "molt_answers_total{class=\"batch\",end=\"stop\"} 1",
             "molt_answers_total{class=\"batch\",end=\"cancelled\"} 1",

@@ -16,8 +16,9 @@ use molt_scheduler::units::{Bytes as Budget, Tokens};
 use parking_lot::RwLock;
 use serde_json::{Value, json};
 
-use crate::budget::OperatorBudget;
+use crate::budget::{Holds, OperatorBudget, Watched};
 use crate::engine::AnswerRequest;
+use crate::sampler::Books;
 use crate::service::answer::{Frame, Sending, streamed, whole};
 use crate::service::engine_thread::{Asked, EngineClient};
 use crate::service::prepare::{Prepared, prepare};
@@ -41,6 +42,10 @@ pub struct Service {
     pub engine: EngineClient,
     /// The budget, for the operator.
     pub budget: OperatorBudget,
+    /// The budget that holds, of this and of all other sources.
+    pub watched: Watched,
+    /// What is used.
+    pub books: Books,
     /// Most tokens of a sequence.
     pub context: Tokens,
     /// Who may ask.
@@ -126,7 +131,14 @@ async fn models(State(service): State<Arc<Service>>) -> Json<Value> {
 }
 
 async fn get_budget(State(service): State<Arc<Service>>) -> Json<Value> {
-    Json(json!({"budget_bytes": service.budget.get()}))
+    let by_kind = service.books.by_kind();
+    let mut told =
+        json!({"budget_bytes": service.budget.get(), "usage_bytes": by_kind.total(), "usage_by_kind": by_kind});
+    if let Some(Holds { bytes, source, reason }) = service.watched.holds() {
+        told["usable_bytes"] = json!(bytes);
+        told["strictest"] = json!({"source": source, "reason": reason});
+    }
+    Json(told)
 }
 
 async fn set_budget(

@@ -21,6 +21,8 @@ struct Way {
     /// What it is.
     level: Bytes,
     peak: Bytes,
+    /// The highest since something was last given back at once.
+    crest: Bytes,
     loads: bool,
     failed: BTreeSet<RungIdx>,
     work: Work,
@@ -31,6 +33,7 @@ impl Way {
     fn reach(&mut self, level: Bytes, over: Bytes, action: Action) -> Result<(), Law> {
         let usage = level.max(over);
         self.peak = self.peak.max(usage);
+        self.crest = self.crest.max(usage);
         self.level = level;
         if usage > self.cap {
             return Err(Law::OverOnTheWay { usage, cap: self.cap, action });
@@ -39,6 +42,12 @@ impl Way {
             self.cap = self.budget;
         }
         Ok(())
+    }
+
+    /// So much goes, and nothing comes for it.
+    fn give_back(&mut self, bytes: Bytes, action: Action) -> Result<(), Law> {
+        self.crest = self.level - bytes;
+        self.reach(self.crest, Bytes::ZERO, action)
     }
 }
 
@@ -50,6 +59,7 @@ impl World {
             cap: before.max(budget),
             level: before,
             peak: before,
+            crest: before,
             loads: false,
             failed: BTreeSet::new(),
             work: Work::default(),
@@ -70,7 +80,7 @@ impl World {
             self.step(*step, &mut way)?;
         }
         let usage = self.usage();
-        let peak = way.peak.max(usage);
+        let (peak, crest) = (way.peak.max(usage), way.crest.max(usage));
         if way.failed.is_empty() {
             if usage > budget && bottom <= budget {
                 return Err(Law::OverBudget { usage, budget, bottom });
@@ -78,8 +88,9 @@ impl World {
             if usage > before.max(budget) {
                 return Err(Law::Rose { before, usage, budget });
             }
-            if self.scheduler.drift() >= 0 && (plan.usage(), plan.peak()) != (usage, peak) {
-                return Err(Law::Reckoned { said: plan.usage(), said_peak: plan.peak(), usage, peak });
+            let (said, said_peak, said_crest) = (plan.usage(), plan.peak(), plan.crest());
+            if self.scheduler.drift() >= 0 && (said, said_peak, said_crest) != (usage, peak, crest) {
+                return Err(Law::Reckoned { said, said_peak, said_crest, usage, peak, crest });
             }
         }
         for progress in self.progress.iter().filter(|progress| progress.finished) {
@@ -129,13 +140,13 @@ impl World {
                 if frees != self.cache(rung, tokens) {
                     return wrong("shed frees another sum");
                 }
-                way.reach(way.level - frees, Bytes::ZERO, action)
+                way.give_back(frees, action)
             }
             Action::Release { rung, .. } => {
                 if way.loads || !self.resident.remove(&rung) {
                     return wrong("released late or not there");
                 }
-                way.reach(way.level - self.cost(rung).held(), Bytes::ZERO, action)
+                way.give_back(self.cost(rung).held(), action)
             }
             Action::Load { rung, .. } => {
                 way.loads = true;

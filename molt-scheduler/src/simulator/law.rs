@@ -75,17 +75,21 @@ pub enum Law {
         /// Allowed.
         budget: Bytes,
     },
-    /// A plan says truly what will be in use, in the end and at most.
-    #[error("the plan says usage {said} and peak {said_peak}, it was {usage} and {peak}")]
+    /// A plan says truly what will be in use: in the end, at most, and at most once everything is released.
+    #[error("the plan says usage {said}, peak {said_peak} and crest {said_crest}, it was {usage}, {peak} and {crest}")]
     Reckoned {
         /// Usage by the plan.
         said: Bytes,
         /// Peak by the plan.
         said_peak: Bytes,
+        /// Crest by the plan.
+        said_crest: Bytes,
         /// Usage by the engine's books.
         usage: Bytes,
         /// Peak by the engine's books.
         peak: Bytes,
+        /// Crest by the engine's books.
+        crest: Bytes,
     },
     /// Scheduler and engine say the same of every sequence.
     #[error("{sequence} is {said:?} by the scheduler; by the engine it {} on {rung:?}", if *running { "runs" } else { "stands" })]

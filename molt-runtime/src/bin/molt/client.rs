@@ -102,8 +102,20 @@ pub(crate) fn budget(args: &BudgetArgs) -> Result<()> {
     let method = if wanted.is_some() { Method::PUT } else { Method::GET };
     let client = Client::new(&args.service)?;
     let answer = connection::runtime()?.block_on(client.ask(method, "/v1/budget", wanted.as_ref()))?;
-    let bytes = answer["budget_bytes"].as_u64().context("the service says no budget")?;
-    println!("{}", Bytes::new(bytes));
+    let bytes = |value: &Value| value.as_u64().map(Bytes::new).context("the service says no budget");
+    let word = |value: &Value| value.as_str().unwrap_or("unknown").to_owned();
+    println!("{} set by the operator", bytes(&answer["budget_bytes"])?);
+    let strictest = &answer["strictest"];
+    let (source, reason) = (word(&strictest["source"]), word(&strictest["reason"]));
+    println!("{} may be used now; {source}: {reason}", bytes(&answer["usable_bytes"])?);
+    let kinds = [("weights", "weights"), ("cache", "caches"), ("scratch", "buffers"), ("bridge", "bridges")];
+    let kinds = kinds.into_iter().chain([("overhead", "the process")]);
+    let kinds = kinds.map(|(kind, name)| {
+        let used = bytes(&answer["usage_by_kind"][format!("{kind}_bytes")])?;
+        Ok(format!("{name} {used}"))
+    });
+    let kinds: Vec<String> = kinds.collect::<Result<_>>()?;
+    println!("{} in use: {}", bytes(&answer["usage_bytes"])?, kinds.join(", "));
     Ok(())
 }
 

@@ -117,7 +117,11 @@ fn run(cli: Cli) -> Result<()> {
         Command::Tenants(args) => client::tenants(&args),
         Command::Events(args) => events::run(&args),
         Command::Top(args) => top::run(&args),
-        Command::Doctor(args) => doctor::run(&args, &folder()?),
+        Command::Doctor(args) => {
+            // Where nobody has named a folder, the service's own may be meant.
+            let named = models.or_else(paths::named_models_folder);
+            doctor::run(&args, named, paths::models_folder())
+        }
         Command::Hog(args) => hog::run(&args),
         Command::Demo(args) => demo::run(&args, &folder()?, workers),
         Command::Report(args) => bench::report(&args),

@@ -1,16 +1,18 @@
 //! `molt doctor`: what this machine offers Molt, and what to do about what is missing.
 
+mod folder;
 mod ladders;
 mod machine;
 mod service;
 
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
 use crate::connection::Service;
+use folder::Folder;
 use machine::Machine;
 
 /// Say what this machine offers, and what to do about what is missing.
@@ -65,10 +67,12 @@ impl Finding {
     }
 }
 
-pub(crate) fn run(args: &Args, models: &Path) -> Result<()> {
+/// `named` is the folder of models that the command line names, `own` the one that it would be otherwise.
+pub(crate) fn run(args: &Args, named: Option<PathBuf>, own: Option<PathBuf>) -> Result<()> {
+    let models = Folder::find(named, &args.root, own).context(crate::NO_FOLDER)?;
     let environment = |name: &str| std::env::var(name).ok();
     let mut findings = Machine { root: &args.root, environment: &environment }.findings();
-    findings.extend(ladders::findings(models));
+    findings.extend(ladders::findings(&models));
     findings.push(service::finding(&args.service));
     let mut out = anstream::stdout().lock();
     match args.json {
