@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use molt_tests::daemon::Daemon;
-use molt_tests::example;
+use molt_tests::{example, root};
 use serde_json::Value;
 
 fn tenants(daemon: &Daemon) -> Vec<Value> {
@@ -44,6 +44,26 @@ fn through_a_cut(daemon: &Daemon) -> String {
     daemon.set_budget(256 << 20);
     assert!(child.wait().unwrap().success(), "{said}");
     said
+}
+
+#[test]
+fn what_the_documents_show_in_rust_is_a_program_that_runs() {
+    let example_text = std::fs::read_to_string(root().join("tenants/ask.rs")).unwrap();
+    let mut seen = 0;
+    for page in ["README.md", "docs/app-developer.md", "docs/bring-your-own-models.md", "docs/contributor.md"] {
+        let text = std::fs::read_to_string(root().join(page)).unwrap();
+        for shown in text.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next()) {
+            seen += 1;
+            assert!(example_text.contains(shown), "{page} shows what is not in tenants/ask.rs: {shown}");
+        }
+    }
+    assert!(seen > 0, "the documents show no Rust");
+    let daemon = Daemon::start("");
+    let ran = Command::new(example("ask")).arg(&daemon.socket).arg("The people of").output().unwrap();
+    assert!(ran.status.success(), "{}", text(&ran.stderr));
+    let answer: Value = serde_json::from_slice(&ran.stdout).unwrap();
+    assert_eq!(answer["usage"]["completion_tokens"], 12, "{answer}");
+    assert!(!answer["choices"][0]["message"]["content"].as_str().unwrap().is_empty(), "{answer}");
 }
 
 #[test]

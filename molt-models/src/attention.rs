@@ -61,18 +61,21 @@ pub(crate) fn add_received(
     let (width, group_width) = (config.q_width(), config.q_width() / config.kv_heads);
     let blocks: Vec<_> =
         (0..config.kv_heads).flat_map(|head| (0..slots.len()).step_by(QUERIES).map(move |b| (head, b))).collect();
-    let parts: Vec<Vec<f32>> = blocks
-        .into_par_iter()
-        .map(|(head, first)| {
-            let own = head * group_width..(head + 1) * group_width;
-            let queries = queries[first * width..].chunks_exact(width).map(|row| &row[own.clone()]);
-            let queries: Vec<&[f32]> = queries.take(QUERIES).collect();
-            Pass::new(config, cache, layer, head).weights(slots.start + first, &queries)
-        })
-        .collect();
-    // In the order of the blocks, so that the sums do not depend on who was first.
-    for part in parts {
-        received.iter_mut().zip(part).for_each(|(sum, weight)| *sum += weight);
+    // As many at a time as there are threads: each makes a value for every cached token, on the heap.
+    for blocks in blocks.chunks(rayon::current_num_threads().max(1)) {
+        let parts: Vec<Vec<f32>> = blocks
+            .par_iter()
+            .map(|(head, first)| {
+                let own = head * group_width..(head + 1) * group_width;
+                let queries = queries[first * width..].chunks_exact(width).map(|row| &row[own.clone()]);
+                let queries: Vec<&[f32]> = queries.take(QUERIES).collect();
+                Pass::new(config, cache, layer, *head).weights(slots.start + first, &queries)
+            })
+            .collect();
+        // In the order of the blocks, so that the sums do not depend on who was first.
+        for part in parts {
+            received.iter_mut().zip(part).for_each(|(sum, weight)| *sum += weight);
+        }
     }
 }
 

@@ -171,6 +171,17 @@ pub enum MemoryError {
         /// What was waited for.
         what: &'static str,
     },
+    /// The answer was complete before the signal came.
+    #[error(
+        "{rung} had read its prompt of {prompt_tokens} tokens and answered before memory was wanted; give a longer one \
+         (--prompts, and not --quick)"
+    )]
+    TooShort {
+        /// The rung.
+        rung: RungIdx,
+        /// The prompt.
+        prompt_tokens: usize,
+    },
 }
 
 /// One conversation at a time on an engine whose tenant stays on one rung.
@@ -190,7 +201,11 @@ const ROUNDS: usize = 20_000;
 impl Bench {
     fn new(ladder: &Arc<Ladder>, rung: RungIdx, prompt_tokens: usize) -> Result<Self, MemoryError> {
         // Up again as soon as there is room: waiting is not what is measured.
-        let config = Config { patience: Span::from_millis(1), residence: Span::from_millis(1), ..Config::default() };
+        let config = Config::default();
+        // A prompt that is read in one round has no middle between two.
+        let half = Tokens::from((prompt_tokens / 2).max(1));
+        let (patience, residence) = (Span::from_millis(1), Span::from_millis(1));
+        let config = Config { patience, residence, chunk_alone: config.chunk_alone.min(half), ..config };
         let mut engine = Engine::new(ladder.clone(), config, EngineSettings::default())?;
         let spec = TenantSpec {
             class: Class::Foreground,
@@ -305,6 +320,9 @@ fn releases(
                 signal
             });
             for _ in 0..ROUNDS {
+                if operator.get() == Bytes::MAX && !bench.engine.has(sequence) {
+                    return Err(MemoryError::TooShort { rung, prompt_tokens });
+                }
                 // In this order, so that no ring in between is lost.
                 bench.engine.alarm().forget();
                 let told = bench.round(operator.get());

@@ -6,6 +6,8 @@
 mod cgroup;
 mod host;
 mod pressure;
+#[cfg(test)]
+mod recorded;
 mod squeeze;
 mod strictest;
 mod systemd;
