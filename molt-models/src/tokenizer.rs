@@ -1,15 +1,22 @@
 //! Text to tokens and back. The tokenizer is built from the model file's own vocabulary and merges.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use ahash::AHashMap;
 use sha2::{Digest as _, Sha256};
 use tokenizers::models::bpe::BPE;
-use tokenizers::{AddedToken, Tokenizer as Bpe};
+use tokenizers::{
+    AddedToken, AddedVocabulary, Model as _, NormalizerWrapper, OffsetReferential, OffsetType, PreTokenizer as _,
+    Tokenizer as Bpe,
+};
 
 use crate::error::ModelError;
 use crate::pretokenize;
+
+/// Text is taken as it is.
+const NO_NORMALIZER: Option<&NormalizerWrapper> = None;
 
 /// The parts of a byte-level BPE tokenizer, as a model file carries them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,6 +87,11 @@ impl Vocabulary {
 #[derive(Debug)]
 pub struct Tokenizer {
     bpe: Bpe,
+    /// The texts of control tokens, and what finds them.
+    controls: Vec<String>,
+    control_finder: AddedVocabulary,
+    /// What finds the other tokens that are matched as a whole.
+    whole_finder: AddedVocabulary,
     /// The bytes of each token; nothing for control tokens.
     bytes: Vec<Vec<u8>>,
     longest: usize,
@@ -114,6 +126,14 @@ impl Tokenizer {
         let added = |ids: &[u32], special: bool| -> Vec<AddedToken> {
             ids.iter().filter_map(token).map(|t| AddedToken::from(t.as_str(), special)).collect()
         };
+        let finder = |ids: &[u32], special: bool| {
+            let mut finder = AddedVocabulary::new();
+            let added = finder.add_tokens(added(ids, special), bpe.get_model(), NO_NORMALIZER);
+            added.map(|_| finder).map_err(|e| error(e.to_string()))
+        };
+        let (control_finder, whole_finder) = (finder(&v.control, true)?, finder(&v.whole, false)?);
+        let controls: Vec<String> =
+            v.control.iter().filter_map(token).filter(|text| !text.is_empty()).cloned().collect();
         bpe.add_special_tokens(added(&v.control, true)).map_err(|e| error(e.to_string()))?;
         bpe.add_tokens(added(&v.whole, false)).map_err(|e| error(e.to_string()))?;
         let mut special = vec![false; v.tokens.len()];
@@ -148,13 +168,48 @@ impl Tokenizer {
         end.dedup();
         let bos = v.bos.as_ref().and_then(token).cloned();
         let longest = v.tokens.iter().map(String::len).max().unwrap_or(0);
-        Ok(Self { bpe, bytes, longest, special, end, bos, path: path.to_owned() })
+        let path = path.to_owned();
+        Ok(Self { bpe, controls, control_finder, whole_finder, bytes, longest, special, end, bos, path })
     }
 
     /// Text to tokens; control tokens written in the text count as such (templates write them).
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, ModelError> {
         let error = |e: tokenizers::Error| ModelError::Tokenizer { path: self.path.clone(), reason: e.to_string() };
         Ok(self.bpe.encode_fast(text, false).map_err(error)?.get_ids().to_vec())
+    }
+
+    /// Text to tokens, none of them a control token.
+    pub fn encode_said(&self, text: &str) -> Result<Vec<u32>, ModelError> {
+        let error = |e: tokenizers::Error| ModelError::Tokenizer { path: self.path.clone(), reason: e.to_string() };
+        let mut parts = self.whole_finder.extract_and_normalize(NO_NORMALIZER, text);
+        if let Some(pre_tokenizer) = self.bpe.get_pre_tokenizer() {
+            pre_tokenizer.pre_tokenize(&mut parts).map_err(error)?;
+        }
+        parts.tokenize(|part| self.bpe.get_model().tokenize(part.get())).map_err(error)?;
+        Ok(parts.into_encoding(None, 0, OffsetType::None).map_err(error)?.get_ids().to_vec())
+    }
+
+    /// Text to tokens: what is written as a control token is one, and what stands between two is said, once `restore` has
+    /// given it its own characters.
+    pub(crate) fn encode_between(
+        &self,
+        text: &str,
+        restore: impl Fn(&str) -> Cow<'_, str>,
+    ) -> Result<Vec<u32>, ModelError> {
+        let parts = self.control_finder.extract_and_normalize(NO_NORMALIZER, text);
+        let mut ids = Vec::new();
+        for (part, _, control) in parts.get_splits(OffsetReferential::Original, OffsetType::None) {
+            match control {
+                Some(control) => ids.extend(control.iter().map(|token| token.id)),
+                None => ids.extend(self.encode_said(&restore(part))?),
+            }
+        }
+        Ok(ids)
+    }
+
+    /// The texts of its control tokens.
+    pub(crate) fn controls(&self) -> &[String] {
+        &self.controls
     }
 
     /// Bytes of text that no token is longer than.
