@@ -78,6 +78,24 @@ pub struct AnswerHead {
     pub likelihoods: Option<usize>,
 }
 
+impl AnswerHead {
+    /// Whether another request asks for the same. One that leaves the seed open is content with any.
+    pub fn is_asked_by(&self, other: &Self, any_seed: bool) -> bool {
+        // What it is called and how it is told is no part of what is asked.
+        let Self {
+            id: _, created: _, owner: _, sources: _, include_usage: _, kind, tools, prompt, pinned, answer, ..
+        } = other;
+        let Self { sampling, stop, grammar, likelihoods, .. } = other;
+        let sampling = match any_seed {
+            true => SamplingSettings { seed: self.sampling.seed, ..*sampling },
+            false => *sampling,
+        };
+        (self.kind, self.tools, self.pinned, self.answer, self.sampling, self.likelihoods)
+            == (*kind, *tools, *pinned, *answer, sampling, *likelihoods)
+            && (&self.prompt, &self.stop, &self.grammar) == (prompt, stop, grammar)
+    }
+}
+
 /// Why a journal is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
