@@ -8,6 +8,7 @@ use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
 use molt_models::GrammarSpec;
+use molt_kv::faults::{Boundary, pass};
 use molt_models::sampling::SamplingSettings;
 use molt_scheduler::units::Tokens;
 use serde::{Deserialize, Serialize};
@@ -148,6 +149,7 @@ impl Journal {
         bytes.extend_from_slice(&seed.to_le_bytes());
         bytes.extend_from_slice(&head);
         // Until the head is whole there is nothing to go on with, so a torn one is no loss.
+        pass(Boundary::WriteState)?;
         let mut file = File::options().create_new(true).append(true).read(true).open(path)?;
         file.write_all(&bytes)?;
         Ok(Self { file, seed, entries: 0 })
@@ -207,6 +209,7 @@ impl Journal {
     }
 }
 
+        pass(Boundary::WriteState)?;
 fn entry(seed: u32, nth: u32, number: u32) -> [u8; ENTRY] {
     let mut sum = crc32fast::Hasher::new_with_initial(seed);
     sum.update(&nth.to_le_bytes());
