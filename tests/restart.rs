@@ -331,6 +331,28 @@ fn a_torn_answer_is_dropped_by_name_and_the_rest_stays() {
     assert!(!second.reason.is_null(), "{second:?}");
 }
 
+/// A machine that loses power may lose what a reader has heard already: those tokens are chosen again and not told again.
+#[test]
+fn nobody_hears_twice_what_the_disk_had_lost() {
+    let (home, body) = (Home::new(""), asked(15, 120));
+    let whole = undisturbed(&home.start(), &body);
+    for (lost, behind) in [(25, &[][..]), (40, &[0; 100]), (1, &[0xff; 7])] {
+        let daemon = home.start();
+        let (mut heard, stream) = half(&home, &daemon, &body, 40);
+        daemon.signal("KILL");
+        heard.listen(stream, u64::MAX);
+        drop(daemon);
+        assert!(heard.reason.is_null(), "it ended before it was killed");
+        // A token takes 8 bytes at the end of the file; what was half written, or never, stands behind what is left.
+        let path = home.state().join("answers").join(format!("{}.answer", heard.id));
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, [&bytes[..bytes.len() - 8 * lost], behind].concat()).unwrap();
+        let daemon = home.start();
+        heard.listen(go_on(&daemon, &heard), u64::MAX);
+        assert_eq!(heard.said(), whole.said(), "{lost} tokens lost");
+    }
+}
+
 #[test]
 fn a_registration_survives_and_its_answers_are_its_own() {
     let home = Home::new("");

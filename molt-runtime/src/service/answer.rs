@@ -207,6 +207,8 @@ pub(super) struct Sending {
     chunks: Chunks,
     /// Made and not yet sent.
     ready: VecDeque<String>,
+    /// How many tokens whoever reads has already.
+    after: u64,
     over: bool,
     in_flight: InFlight,
 }
@@ -214,11 +216,12 @@ pub(super) struct Sending {
 impl Sending {
     pub(super) fn new(events: mpsc::Receiver<Event>, frame: Frame, include_usage: bool, in_flight: InFlight) -> Self {
         let chunks = Chunks::new(frame, include_usage);
-        Self { events, chunks, ready: VecDeque::new(), over: false, in_flight }
+        Self { events, chunks, ready: VecDeque::new(), after: 0, over: false, in_flight }
     }
 
     /// Begins with what had been said before the daemon was started again, but for its first tokens.
     pub(super) fn again(&mut self, said: Said, after: u64) {
+        self.after = after;
         for text in said.texts {
             let chunks = self.chunks.again(text);
             if self.chunks.told > after {
@@ -233,7 +236,12 @@ impl Sending {
 
     fn hear(&mut self, event: &Event) {
         let (chunks, over) = self.chunks.hear(event);
-        self.ready.extend(chunks.iter().map(Value::to_string));
+        // Where a machine lost power the journal may have lost tokens that somebody has heard: they are chosen again, and not
+        // told twice.
+        let has_it = matches!(event, Event::Token { .. }) && self.chunks.told <= self.after;
+        if !has_it {
+            self.ready.extend(chunks.iter().map(Value::to_string));
+        }
         self.over = over;
         if over && matches!(event, Event::Finished { .. }) {
             self.ready.push_back("[DONE]".to_owned());

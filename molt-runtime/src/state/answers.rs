@@ -295,6 +295,11 @@ impl Keeping {
         self.journal.is_some()
     }
 
+    /// The journal's file, for whoever waits for the disk.
+    pub(super) fn journal_file(&self) -> Option<std::fs::File> {
+        self.journal.as_ref().and_then(Journal::file)
+    }
+
     pub(super) fn state(&self) -> &Arc<State> {
         &self.state
     }

@@ -1,14 +1,15 @@
 //! The journal of an answer: what was asked, and then each token as it is chosen, before its reader hears of it.
 //!
 //! Tokens are small entries with a checksum each, written behind one another. What a crash leaves half written is cut off:
-//! the same tokens are chosen again.
+//! the same tokens are chosen again. The disk has them when the system writes them, or when a record of the answer's cache is
+//! put in its place (`records.rs`): to wait for it at each token would be slower than the models are.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
-use molt_models::GrammarSpec;
 use molt_kv::faults::{Boundary, pass};
+use molt_models::GrammarSpec;
 use molt_models::sampling::SamplingSettings;
 use molt_scheduler::units::Tokens;
 use serde::{Deserialize, Serialize};
@@ -148,8 +149,8 @@ impl Journal {
         bytes.extend_from_slice(&length.to_le_bytes());
         bytes.extend_from_slice(&seed.to_le_bytes());
         bytes.extend_from_slice(&head);
-        // Until the head is whole there is nothing to go on with, so a torn one is no loss.
         pass(Boundary::WriteState)?;
+        // Until the head is whole there is nothing to go on with, so a torn one is no loss.
         let mut file = File::options().create_new(true).append(true).read(true).open(path)?;
         file.write_all(&bytes)?;
         Ok(Self { file, seed, entries: 0 })
@@ -185,6 +186,11 @@ impl Journal {
         read_head(&mut file, path).map(|(head, ..)| head)
     }
 
+    /// The file, once more; none where descriptors are out.
+    pub(super) fn file(&self) -> Option<File> {
+        self.file.try_clone().ok()
+    }
+
     /// Writes the tokens that are new among all of an answer.
     pub(super) fn write(&mut self, answered: &[u32]) -> io::Result<()> {
         let known = usize::try_from(self.entries).unwrap_or(usize::MAX);
@@ -203,13 +209,13 @@ impl Journal {
             bytes.extend_from_slice(&entry(self.seed, entries, *number));
             entries += 1;
         }
+        pass(Boundary::WriteState)?;
         self.file.write_all(&bytes)?;
         self.entries = entries;
         Ok(())
     }
 }
 
-        pass(Boundary::WriteState)?;
 fn entry(seed: u32, nth: u32, number: u32) -> [u8; ENTRY] {
     let mut sum = crc32fast::Hasher::new_with_initial(seed);
     sum.update(&nth.to_le_bytes());
