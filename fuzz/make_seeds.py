@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the seeds that no editor can: model files and bridges of a few hundred bytes. Needs nothing but Python.
+"""Writes the seeds that no editor can: model files, bridges and kept state of a few hundred bytes. Needs nothing but Python.
 
 A seed that begins with `good` must be taken, one that begins with `bad` be refused; `molt-runtime/tests/hostile.rs` holds
 them to it. The seeds that are text were written by hand.
@@ -7,6 +7,7 @@ them to it. The seeds that are text were written by hand.
 import hashlib
 import json
 import struct
+import zlib
 from pathlib import Path
 
 HERE = Path(__file__).parent / "corpus"
@@ -235,6 +236,81 @@ def bridges():
     yield "bad-overlapping", bridge().replace(b"[0,48]", b"[0,44]", 1)
 
 
-for folder, seeds in {"gguf": ggufs, "safetensors": hubs, "bridge": bridges}.items():
+def summed(part, content):
+    return content + struct.pack("<I", zlib.crc32(struct.pack("<Q", part) + content))
+
+
+def record(change=None, slots=None, planes=None, magic=b"MOLTKV\0\1"):
+    """A cache of one layer with one head of two numbers, in f16."""
+    slots = [(5, 0, 0), (6, 1, 0), (7, 3, 2)] if slots is None else slots
+    head = {"source": "abc", "layers": 1, "kv_heads": 1, "head_dim": 2, "precision": "f16", "slots": len(slots),
+            "next_position": 4}
+    head.update(change or {})
+    head = json.dumps(head, separators=(",", ":")).encode()
+    told = b"".join(struct.pack("<IIB", *slot) for slot in slots)
+    planes = [bytes(range(4 * len(slots)))] * 2 if planes is None else planes
+    return (magic + struct.pack("<I", len(head)) + summed(0, head) + summed(1, told)
+            + b"".join(summed(2 + at, plane) for at, plane in enumerate(planes)))
+
+
+def records():
+    yield "good", record()
+    yield "good-f32", record({"precision": "f32"}, planes=[bytes(24)] * 2)
+    yield "good-one-token", record({"next_position": 1}, [(5, 0, 1)])
+    yield "bad-empty", b""
+    yield "bad-cut-off", record()[:-5]
+    yield "bad-longer", record() + b"\0"
+    yield "bad-magic", record(magic=b"MOLTKV\0\2")
+    yield "bad-head", record({"colour": "green"})
+    yield "bad-head-length", b"MOLTKV\0\1" + struct.pack("<I", 0xffffffff)
+    yield "bad-slots", record({"slots": HUGE})
+    yield "bad-layers", record({"layers": HUGE})
+    yield "bad-width", record({"kv_heads": 1 << 32, "head_dim": 1 << 32})
+    yield "bad-no-width", record({"head_dim": 0}, planes=[b"", b""])
+    yield "bad-no-layers", record({"layers": 0}, planes=[])
+    yield "bad-nothing", record({"slots": 0}, [], [b"", b""])
+    yield "bad-order", record(slots=[(5, 1, 0), (6, 1, 0), (7, 3, 0)])
+    yield "bad-future", record({"next_position": 3})
+    yield "bad-provenance", record(slots=[(5, 0, 0), (6, 1, 3), (7, 3, 0)])
+    # Every token has its place in the books of a conversation that long.
+    yield "bad-positions", record({"next_position": 0xffffffff}, [(5, 0, 0), (6, 1, 0), (7, 0xffffffff, 0)])
+
+
+def journal(change=None, tokens=(4, 5, 6), ended=False, magic=b"MOLTAN\0\1", head=None):
+    told = {"id": "case", "created": 1, "owner": {"token": None, "user": 7}, "sources": ["abc"], "kind": "chat",
+            "include_usage": False, "tools": False, "prompt": [1, 2, 3], "pinned": 0, "answer": 9,
+            "sampling": {"temperature": 0.5, "seed": 1}, "stop": ["END"], "grammar": None, "likelihoods": None}
+    told.update(change or {})
+    head = json.dumps(told, separators=(",", ":")).encode() if head is None else head
+    seed = zlib.crc32(head)
+    out = magic + struct.pack("<II", len(head), seed) + head
+    for at, number in enumerate([*tokens, *([0xffffffff] if ended else [])]):
+        entry = struct.pack("<II", at, number)
+        out += struct.pack("<II", number, zlib.crc32(entry, seed))
+    return out
+
+
+def journals():
+    yield "good", journal()
+    yield "good-ended", journal(ended=True)
+    yield "good-empty", journal(tokens=())
+    yield "good-torn", journal()[:-3]
+    yield "good-zeros", journal()[:-8] + bytes(64)
+    yield "good-schema", journal({"grammar": {"json_schema": {"type": "object"}}, "owner": {"token": "ab", "user": None}})
+    yield "bad-empty", b""
+    yield "bad-cut-off", journal()[:99]
+    yield "bad-magic", journal(magic=b"MOLTAN\0\2")
+    yield "bad-length", b"MOLTAN\0\1" + struct.pack("<II", 0xffffffff, 0)
+    yield "bad-name", journal({"id": "other"})
+    yield "bad-path", journal({"id": "../case"})
+    yield "bad-models", journal({"sources": ["xyz"]})
+    yield "bad-field", journal({"colour": "green"})
+    yield "bad-token", journal({"prompt": [1 << 40]})
+    yield "bad-deep", journal(head=b'{"grammar":' + b"[" * 400)
+
+
+SEEDS = {"gguf": ggufs, "safetensors": hubs, "bridge": bridges, "record": records, "journal": journals}
+for folder, seeds in SEEDS.items():
+    (HERE / folder).mkdir(exist_ok=True)
     for name, content in seeds():
         (HERE / folder / name).write_bytes(content)

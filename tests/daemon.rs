@@ -143,6 +143,16 @@ impl Daemon {
         BufReader::new(stream)
     }
 
+    /// Posts a request that its client calls by a name of its own.
+    pub fn post_named(&self, key: Option<&str>, name: &str, path: &str, body: &[u8]) -> BufReader<UnixStream> {
+        let mut stream = self.connect();
+        let plain = request(key, "POST", path, "any", body);
+        let line = plain.iter().position(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        let named = [&plain[..line], format!("idempotency-key: {name}\r\n").as_bytes(), &plain[line..]].concat();
+        let _cut = stream.write_all(&named);
+        BufReader::new(stream)
+    }
+
     /// As nobody in particular.
     pub fn send(&self, method: &str, path: &str, body: &[u8]) -> BufReader<UnixStream> {
         self.send_as(None, method, path, body)

@@ -1,6 +1,7 @@
 //! Runs the real programs and reads what they print.
 
 pub mod daemon;
+pub mod home;
 
 use std::path::PathBuf;
 use std::process::{Command, Output};

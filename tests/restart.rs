@@ -2,69 +2,13 @@
 //! and a folder that cannot be written is in nobody's way.
 #![allow(clippy::unwrap_used, reason = "a test may stop where its ground is missing")]
 
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use molt_tests::daemon::{Daemon, chunks};
+use molt_tests::home::{Home, asked};
 use molt_tests::{program, sum};
 use serde_json::{Value, json};
-
-/// A folder with a configuration, and the daemons that are started on it one after another.
-struct Home {
-    folder: tempfile::TempDir,
-}
-
-impl Home {
-    fn new(config: &str) -> Self {
-        let home = Self { folder: tempfile::tempdir().unwrap() };
-        let state = home.state();
-        std::fs::write(
-            home.folder.path().join("moltd.toml"),
-            format!("{config}\n[state]\nfolder = {:?}\nevery_tokens = 40\n", state.display().to_string()),
-        )
-        .unwrap();
-        home
-    }
-
-    fn state(&self) -> PathBuf {
-        self.folder.path().join("state")
-    }
-
-    /// What is there of answers, with that ending.
-    fn files(&self, ending: &str) -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(self.state().join("answers")).into_iter().flatten();
-        let paths = entries.map(|entry| entry.unwrap().path());
-        paths.filter(|path| path.extension().is_some_and(|found| found == ending)).collect()
-    }
-
-    fn command(&self) -> Command {
-        let mut command = Command::new(program("moltd"));
-        self.arguments(&mut command);
-        command
-    }
-
-    fn arguments(&self, command: &mut Command) {
-        let socket = self.folder.path().join("molt.sock");
-        command.arg("--config").arg(self.folder.path().join("moltd.toml")).arg("--socket").arg(socket);
-        command.args(["--budget-mib", "256"]);
-    }
-
-    fn start(&self) -> Daemon {
-        self.run(&mut self.command())
-    }
-
-    fn run(&self, command: &mut Command) -> Daemon {
-        Daemon::run(command, self.folder.path().join("molt.sock"))
-    }
-}
-
-fn asked(seed: u64, tokens: u64) -> Value {
-    let prompt = "Fellow-citizens of the Senate and House of Representatives: The past year has been one of peace and of \
-        plenty, and the people of every State have good reason to be content with what it has brought to them.";
-    json!({"prompt": prompt, "max_tokens": tokens, "temperature": 0.8, "seed": seed, "stream": true,
-        "frequency_penalty": 0.3, "stop": ["\n\n\n\n"], "stream_options": {"include_usage": true}})
-}
 
 /// What a client has of an answer.
 #[derive(Debug, Default, Clone, PartialEq)]
@@ -275,7 +219,7 @@ fn a_record_that_is_torn_is_refused_by_name_and_read_again() {
 fn a_record_of_another_precision_is_refused_by_name_and_read_again() {
     let home = Home::new("");
     let mut heard = stopped_half(&home, &asked(8, 200));
-    let config = home.folder.path().join("moltd.toml");
+    let config = home.config();
     let text = std::fs::read_to_string(&config).unwrap();
     std::fs::write(config, format!("cache = \"f32\"\n{text}")).unwrap();
     let daemon = home.start();
@@ -387,6 +331,28 @@ fn a_torn_answer_is_dropped_by_name_and_the_rest_stays() {
     assert!(!second.reason.is_null(), "{second:?}");
 }
 
+/// A machine that loses power may lose what a reader has heard already: those tokens are chosen again and not told again.
+#[test]
+fn nobody_hears_twice_what_the_disk_had_lost() {
+    let (home, body) = (Home::new(""), asked(15, 120));
+    let whole = undisturbed(&home.start(), &body);
+    for (lost, behind) in [(25, &[][..]), (40, &[0; 100]), (1, &[0xff; 7])] {
+        let daemon = home.start();
+        let (mut heard, stream) = half(&home, &daemon, &body, 40);
+        daemon.signal("KILL");
+        heard.listen(stream, u64::MAX);
+        drop(daemon);
+        assert!(heard.reason.is_null(), "it ended before it was killed");
+        // A token takes 8 bytes at the end of the file; what was half written, or never, stands behind what is left.
+        let path = home.state().join("answers").join(format!("{}.answer", heard.id));
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, [&bytes[..bytes.len() - 8 * lost], behind].concat()).unwrap();
+        let daemon = home.start();
+        heard.listen(go_on(&daemon, &heard), u64::MAX);
+        assert_eq!(heard.said(), whole.said(), "{lost} tokens lost");
+    }
+}
+
 #[test]
 fn a_registration_survives_and_its_answers_are_its_own() {
     let home = Home::new("");
@@ -448,15 +414,15 @@ fn a_folder_that_cannot_be_written_is_in_nobodys_way() {
     assert_eq!(again.said(), found.said(), "what can be kept again is");
     // Two daemons do not write over each other.
     let other = Home::new("");
-    let config = std::fs::read_to_string(home.folder.path().join("moltd.toml")).unwrap();
-    std::fs::write(other.folder.path().join("moltd.toml"), config).unwrap();
+    let config = std::fs::read_to_string(home.config()).unwrap();
+    std::fs::write(other.config(), config).unwrap();
     other.start().says("in use by another daemon");
 }
 
 #[test]
 fn what_nobody_asks_for_is_dropped() {
     let home = Home::new("");
-    let config = home.folder.path().join("moltd.toml");
+    let config = home.config();
     let text = std::fs::read_to_string(&config).unwrap();
     let daemon = home.start();
     let (mut heard, stream) = half(&home, &daemon, &asked(13, 250), 5);

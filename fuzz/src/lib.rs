@@ -8,12 +8,16 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use molt_kv::bridge::Bridge;
+use molt_kv::cache::CacheShape;
 use molt_kv::ledger::Ledger;
+use molt_kv::numbers::CachePrecision;
+use molt_kv::record;
 use molt_models::file::ModelFile;
 use molt_models::{ChatTemplate, LadderFile, Message, Tokenizer};
 use molt_runtime::budget::Watch;
 use molt_runtime::config::ServiceConfig;
 use molt_runtime::service::{ChatRequest, Kind, Prompt, TenantClaim};
+use molt_runtime::state::{Owner, State, StateSettings};
 use molt_runtime::trace::{Frame, Trace};
 use molt_scheduler::units::{Bytes, Time, Tokens};
 use molt_scheduler::{Config, LadderCost, RungCost};
@@ -39,6 +43,8 @@ pub const BOUNDARIES: &[Boundary] = &[
     Boundary { name: "template", named: "chat template", read: template },
     Boundary { name: "request", named: ": ", read: request },
     Boundary { name: "trace", named: "trace case", read: trace },
+    Boundary { name: "record", named: "case.cache", read: record },
+    Boundary { name: "journal", named: "case.answer", read: journal },
     Boundary { name: "pressure", named: "MEMORY_PRESSURE_", read: pressure },
 ];
 
@@ -155,6 +161,85 @@ pub fn sealed(bytes: &[u8]) -> Option<Vec<u8>> {
     let digest: String = hasher.finalize().iter().map(|b| format!("{b:02x}")).collect();
     let at = bytes[start..end].windows(stated.len().max(1)).position(|window| window == stated.as_bytes())? + start;
     (stated.len() == digest.len()).then(|| [&bytes[..at], digest.as_bytes(), &bytes[at + digest.len()..]].concat())
+}
+
+/// Opened and restored, once as the bytes are and once with the checksums that belong to them.
+fn record(bytes: &[u8]) -> Result<(), String> {
+    let restore = |bytes: &[u8]| {
+        let ledger = Ledger::new();
+        let mut kept = record::open(&file("case.cache", bytes)).map_err(|e| told(&e))?;
+        let (shape, slots) = (kept.shape(), kept.slots().to_vec());
+        let cache = kept.restore(Tokens::from(slots.len()), &ledger).map_err(|e| told(&e))?;
+        assert_eq!((cache.shape(), cache.slots()), (shape, &slots[..]), "it is what the record said");
+        assert!(kept.is_of(&[]) && cache.next_position() > 0);
+        drop(cache);
+        assert_eq!(ledger.total(), Bytes::ZERO, "the books are as they were");
+        let most = slots.len() / 2;
+        let part = kept.restore_until(most, Tokens::from(slots.len()), &ledger).map_err(|e| told(&e))?;
+        assert!(part.len() <= most, "no more than was asked for");
+        Ok(())
+    };
+    let as_it_is = restore(bytes);
+    match with_sums(bytes) {
+        Some(sealed) => restore(&sealed),
+        None => as_it_is,
+    }
+}
+
+/// The same record with its true checksums; `None` where its head cannot be read.
+fn with_sums(bytes: &[u8]) -> Option<Vec<u8>> {
+    let length = usize::try_from(u32::from_le_bytes(bytes.get(8..12)?.try_into().ok()?)).ok()?;
+    let head: serde_json::Value = serde_json::from_slice(bytes.get(12..12usize.checked_add(length)?)?).ok()?;
+    let number = |name: &str| usize::try_from(head[name].as_u64()?).ok();
+    let (slots, layers) = (number("slots")?, number("layers")?);
+    let row = number("kv_heads")?.checked_mul(number("head_dim")?)?;
+    let plane = row.checked_mul(slots)?.checked_mul(if head["precision"] == "f32" { 4 } else { 2 })?;
+    let (mut sealed, mut at) = (bytes[..12].to_vec(), 12usize);
+    let parts = [length, slots.checked_mul(9)?].into_iter().chain(std::iter::repeat_n(plane, layers.checked_mul(2)?));
+    for (number, length) in parts.enumerate() {
+        let part = bytes.get(at..at.checked_add(length)?)?;
+        let mut sum = crc32fast::Hasher::new();
+        sum.update(&number.to_le_bytes());
+        sum.update(part);
+        sealed.extend_from_slice(part);
+        sealed.extend_from_slice(&sum.finalize().to_le_bytes());
+        at = at.checked_add(length)?.checked_add(4)?;
+    }
+    sealed.extend_from_slice(bytes.get(at..)?);
+    Some(sealed)
+}
+
+/// Found in a state folder, taken up and gone on with: once as the bytes are, and once with the checksum of its head.
+fn journal(bytes: &[u8]) -> Result<(), String> {
+    let as_it_is = taken_up(bytes);
+    let length = bytes.get(8..12).and_then(|b| usize::try_from(u32::from_le_bytes(b.try_into().ok()?)).ok());
+    let head = length.and_then(|length| bytes.get(16..16usize.checked_add(length)?));
+    match head {
+        Some(head) => {
+            let sum = crc32fast::hash(head).to_le_bytes();
+            taken_up(&[&bytes[..12], &sum, &bytes[16..]].concat())
+        }
+        None => as_it_is,
+    }
+}
+
+fn taken_up(bytes: &[u8]) -> Result<(), String> {
+    const SHAPE: CacheShape = CacheShape { layers: 1, kv_heads: 1, head_dim: 2, precision: CachePrecision::F16 };
+    let path = file("state/answers/case.answer", bytes);
+    let folder = path.ancestors().nth(2).expect("a folder");
+    let settings = StateSettings { every_tokens: 8, grace: std::time::Duration::from_secs(60) };
+    let state = State::open(folder, settings).map_err(|e| told(&e))?;
+    // Two kinds of owners; another's answer is nobody's here.
+    for (token, user) in [(None, Some(7)), (Some("ab".to_owned()), None)] {
+        if let Ok(Ok(taken)) = state.take("case", &Owner { token, user }, &[("abc", SHAPE)]) {
+            assert_eq!(taken.head.id, "case");
+            let (mut keeping, tokens) = (taken.keeping, taken.tokens);
+            keeping.write(&[&tokens[..], &[1]].concat());
+            assert!(keeping.is_kept(), "it can be gone on with");
+        }
+    }
+    let refused = state.troubles();
+    if refused.is_empty() { Ok(()) } else { Err(refused.join("; ")) }
 }
 
 fn conversation() -> ([Message; 4], serde_json::Value) {

@@ -1,38 +1,12 @@
 //! What carrying needs of a decoder. molt-models implements it.
 
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::blocks::Q8Matrix;
 use crate::cache::{CacheShape, KvCache};
 use crate::rope::Rope;
 
-/// Raised by anybody to have a step or a carry given up between two layers.
-#[derive(Debug, Clone, Default)]
-pub struct StopFlag(Arc<AtomicBool>);
-
-impl StopFlag {
-    /// A flag that is down.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Raises the flag.
-    pub fn raise(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    /// Lowers the flag.
-    pub fn lower(&self) {
-        self.0.store(false, Ordering::Relaxed);
-    }
-
-    /// Whether it is up.
-    pub fn is_up(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
+pub use crate::stop::StopFlag;
 
 /// The work was given up between two layers, as asked; nothing of it is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -25,11 +25,13 @@ pub enum Boundary {
     ReadKeepsake,
     /// A pass of a model over tokens.
     Compute,
+    /// Writing what outlives the process: tokens of an answer, records of caches, and their names.
+    WriteState,
 }
 
 impl Boundary {
-    /// All of them.
-    pub const ALL: [Self; 8] = [
+    /// All of them; those that a switch itself passes come first.
+    pub const ALL: [Self; 9] = [
         Self::MapMemory,
         Self::ReadWeights,
         Self::OpenBridge,
@@ -38,6 +40,7 @@ impl Boundary {
         Self::WriteKeepsake,
         Self::ReadKeepsake,
         Self::Compute,
+        Self::WriteState,
     ];
 }
 

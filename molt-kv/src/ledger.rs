@@ -1,11 +1,10 @@
 //! The books: how many bytes of which kind are in use now. Every region charges them when it is made and gives back
 //! when it is dropped, so the books cannot drift from what is mapped.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use molt_scheduler::units::Bytes;
 use serde::{Deserialize, Serialize};
+
+use crate::sync::{Arc, AtomicU64, Ordering};
 
 /// What memory is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -56,7 +55,10 @@ impl Ledger {
 
     /// The most that was in use at any moment since this was last asked; what is in use now is where it begins again.
     pub fn take_peak(&self) -> Bytes {
-        Bytes::new(self.0.peak.swap(self.total().get(), Ordering::Relaxed))
+        let peak = self.0.peak.swap(self.total().get(), Ordering::AcqRel);
+        // What was charged between the two was part of the peak that was taken, and is in use: the next begins with it, too.
+        self.0.peak.fetch_max(self.total().get(), Ordering::Relaxed);
+        Bytes::new(peak)
     }
 
     /// Of all bytes in use, those that lie in mapped files: clean pages, resident when they have been touched, and the
@@ -78,7 +80,7 @@ impl Ledger {
     pub(crate) fn charge(&self, kind: Kind, bytes: u64) {
         self.0.kinds[kind as usize].fetch_add(bytes, Ordering::Relaxed);
         let total = self.0.total.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.0.peak.fetch_max(total, Ordering::Relaxed);
+        self.0.peak.fetch_max(total, Ordering::Release);
     }
 
     pub(crate) fn give_back(&self, kind: Kind, bytes: u64) {

@@ -19,5 +19,7 @@ pub mod numbers;
 pub mod record;
 pub mod region;
 pub mod rope;
+mod stop;
+mod sync;
 
 pub use decoder::Decoder;

@@ -166,6 +166,9 @@ pub fn open(path: &Path) -> Result<Keepsake, RecordError> {
     if whole.and_then(|whole| u64::try_from(whole).ok()) != Some(holds) {
         return Err(broken("it is not as long as it claims"));
     }
+    if [layers, kv_heads, head_dim].contains(&0) {
+        return Err(broken("it is the cache of no model"));
+    }
     let mut slots = Vec::with_capacity(count);
     for told in checked(SLOTS_PART, count * SLOT)?.chunks_exact(SLOT) {
         let number = |at: usize| u32::from_le_bytes([told[at], told[at + 1], told[at + 2], told[at + 3]]);

@@ -31,5 +31,5 @@ pub use matrix::Matrix;
 pub use model::{Embedding, Model, ModelBytes, Part};
 pub use precision::{Precision, Stored};
 pub use scratch::CHUNK;
-pub use template::{ChatTemplate, Message, TOOL_CALL};
+pub use template::{ChatPrompt, ChatTemplate, Message, TOOL_CALL};
 pub use tokenizer::{TextStream, Tokenizer, Vocabulary};

@@ -1,5 +1,6 @@
 //! Text to tokens and back. The tokenizer is built from the model file's own vocabulary and merges.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -7,13 +8,17 @@ use ahash::AHashMap;
 use sha2::{Digest as _, Sha256};
 use tokenizers::models::bpe::BPE;
 use tokenizers::{
-    AddedToken, DecoderWrapper, Model, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
+    AddedToken, AddedVocabulary, DecoderWrapper, Model, NormalizerWrapper, OffsetReferential, OffsetType,
+    PostProcessorWrapper, PreTokenizer as _, PreTokenizerWrapper, TokenizerImpl,
 };
 
 use crate::error::ModelError;
 use crate::merges::Merges;
 use crate::pretokenize;
 use crate::texts::Texts;
+
+/// Text is taken as it is.
+const NO_NORMALIZER: Option<&NormalizerWrapper> = None;
 
 /// The parts of a byte-level BPE tokenizer, as a model file carries them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,6 +102,11 @@ type Framed<M> = TokenizerImpl<M, NormalizerWrapper, PreTokenizerWrapper, PostPr
 pub struct Tokenizer {
     vocabulary: Arc<Vocabulary>,
     bpe: Framed<Merges>,
+    /// The texts of control tokens, and what finds them.
+    controls: Vec<String>,
+    control_finder: AddedVocabulary,
+    /// What finds the other tokens that are matched as a whole.
+    whole_finder: AddedVocabulary,
     bytes: TokenBytes,
     longest: usize,
     special: Vec<bool>,
@@ -118,6 +128,14 @@ impl Tokenizer {
         let error = |reason: String| ModelError::Tokenizer { path: path.to_owned(), reason };
         let v = &**vocabulary;
         let bpe = framed(Merges::new(vocabulary).map_err(error)?, v, path)?;
+        let finder = |ids: &[u32], special: bool| {
+            let mut finder = AddedVocabulary::new();
+            let added = finder.add_tokens(added(v, ids, special), bpe.get_model(), NO_NORMALIZER);
+            added.map(|_| finder).map_err(|e| error(e.to_string()))
+        };
+        let (control_finder, whole_finder) = (finder(&v.control, true)?, finder(&v.whole, false)?);
+        let controls = v.control.iter().filter_map(|id| v.token(*id)).filter(|text| !text.is_empty());
+        let controls = controls.map(str::to_owned).collect();
         let mut special = vec![false; v.tokens.len()];
         for id in &v.control {
             if let Some(flag) = usize::try_from(*id).ok().and_then(|id| special.get_mut(id)) {
@@ -133,13 +151,48 @@ impl Tokenizer {
         end.dedup();
         let bos = v.bos.and_then(|id| v.token(id)).map(str::to_owned);
         let longest = v.tokens.iter().map(str::len).max().unwrap_or(0);
-        Ok(Self { vocabulary: vocabulary.clone(), bpe, bytes, longest, special, end, bos, path: path.to_owned() })
+        let (vocabulary, path) = (vocabulary.clone(), path.to_owned());
+        Ok(Self { vocabulary, bpe, controls, control_finder, whole_finder, bytes, longest, special, end, bos, path })
     }
 
     /// Text to tokens; control tokens written in the text count as such (templates write them).
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, ModelError> {
         let error = |e: tokenizers::Error| ModelError::Tokenizer { path: self.path.clone(), reason: e.to_string() };
         Ok(self.bpe.encode_fast(text, false).map_err(error)?.get_ids().to_vec())
+    }
+
+    /// Text to tokens, none of them a control token.
+    pub fn encode_said(&self, text: &str) -> Result<Vec<u32>, ModelError> {
+        let error = |e: tokenizers::Error| ModelError::Tokenizer { path: self.path.clone(), reason: e.to_string() };
+        let mut parts = self.whole_finder.extract_and_normalize(NO_NORMALIZER, text);
+        if let Some(pre_tokenizer) = self.bpe.get_pre_tokenizer() {
+            pre_tokenizer.pre_tokenize(&mut parts).map_err(error)?;
+        }
+        parts.tokenize(|part| self.bpe.get_model().tokenize(part.get())).map_err(error)?;
+        Ok(parts.into_encoding(None, 0, OffsetType::None).map_err(error)?.get_ids().to_vec())
+    }
+
+    /// Text to tokens: what is written as a control token is one, and what stands between two is said, once `restore` has
+    /// given it its own characters.
+    pub(crate) fn encode_between(
+        &self,
+        text: &str,
+        restore: impl Fn(&str) -> Cow<'_, str>,
+    ) -> Result<Vec<u32>, ModelError> {
+        let parts = self.control_finder.extract_and_normalize(NO_NORMALIZER, text);
+        let mut ids = Vec::new();
+        for (part, _, control) in parts.get_splits(OffsetReferential::Original, OffsetType::None) {
+            match control {
+                Some(control) => ids.extend(control.iter().map(|token| token.id)),
+                None => ids.extend(self.encode_said(&restore(part))?),
+            }
+        }
+        Ok(ids)
+    }
+
+    /// The texts of its control tokens.
+    pub(crate) fn controls(&self) -> &[String] {
+        &self.controls
     }
 
     /// Bytes of text that no token is longer than.
@@ -241,12 +294,15 @@ fn framed<M: Model>(model: M, vocabulary: &Vocabulary, path: &Path) -> Result<Fr
     })?;
     let mut framed = Framed::new(model);
     framed.with_pre_tokenizer(Some(pre));
-    let added = |ids: &[u32], special: bool| -> Vec<AddedToken> {
-        ids.iter().filter_map(|id| vocabulary.token(*id)).map(|t| AddedToken::from(t, special)).collect()
-    };
-    framed.add_special_tokens(added(&vocabulary.control, true)).map_err(|e| error(e.to_string()))?;
-    framed.add_tokens(added(&vocabulary.whole, false)).map_err(|e| error(e.to_string()))?;
+    let control = added(vocabulary, &vocabulary.control, true);
+    framed.add_special_tokens(control).map_err(|e| error(e.to_string()))?;
+    framed.add_tokens(added(vocabulary, &vocabulary.whole, false)).map_err(|e| error(e.to_string()))?;
     Ok(framed)
+}
+
+/// Tokens that are matched as a whole, as the library takes them.
+fn added(vocabulary: &Vocabulary, ids: &[u32], special: bool) -> Vec<AddedToken> {
+    ids.iter().filter_map(|id| vocabulary.token(*id)).map(|text| AddedToken::from(text, special)).collect()
 }
 
 /// Turns a stream of tokens into text that is never cut inside a character.

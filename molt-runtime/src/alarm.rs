@@ -1,12 +1,11 @@
 //! What interrupts the engine in the middle of a step: less may be used than is used.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use molt_kv::decoder::StopFlag;
 use molt_scheduler::units::Bytes;
-use parking_lot::Mutex;
+
+use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
 
 /// Shared by the engine, which notes what it uses, and by those who know how much it may use.
 #[derive(Debug, Clone, Default)]

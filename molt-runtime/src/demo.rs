@@ -178,11 +178,11 @@ pub fn run(
 
 /// The prompt as the models' own template writes it.
 pub fn prompt_tokens(ladder: &Ladder, prompt: &str) -> Result<Vec<u32>, ModelError> {
-    let text = match ladder.template() {
-        Some(template) => template.render(&[Message::new("user", prompt)], &[])?,
-        None => prompt.to_owned(),
-    };
-    ladder.tokenizer().encode(&text)
+    let tokenizer = ladder.tokenizer();
+    match ladder.template() {
+        Some(template) => template.prompt(&[Message::new("user", prompt)], &[], tokenizer)?.encode(tokenizer),
+        None => tokenizer.encode(prompt),
+    }
 }
 
 /// How a run of that ladder begins.

@@ -24,6 +24,7 @@ pub mod rung_name;
 pub mod sampler;
 pub mod service;
 pub mod state;
+mod sync;
 pub mod systemd;
 pub mod texts;
 pub mod trace;

@@ -104,6 +104,16 @@ fn traces_are_read_or_refused_by_name() {
 }
 
 #[test]
+fn records_are_restored_or_refused_by_name() {
+    check("record");
+}
+
+#[test]
+fn journals_are_taken_up_or_refused_by_name() {
+    check("journal");
+}
+
+#[test]
 fn pressure_variables_are_read_or_refused_by_name() {
     check("pressure");
 }

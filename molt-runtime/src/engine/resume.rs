@@ -9,6 +9,7 @@ use std::path::Path;
 
 use molt_kv::cache::KvCache;
 use molt_kv::decoder::Decoder as _;
+use molt_kv::faults::{Boundary, pass};
 use molt_kv::keepsake::Keepsake;
 use molt_kv::record;
 use molt_models::{GrammarError, Tokenizer};
@@ -104,6 +105,7 @@ impl Engine {
         folder: &Path,
     ) -> io::Result<Vec<(String, u32, NamedTempFile)>> {
         let Some(sequence) = self.sequences.get_mut(&id) else { return Ok(Vec::new()) };
+        pass(Boundary::WriteState)?;
         let mut written = Vec::new();
         let source = self.ladder.rung(sequence.rung).map(molt_models::Rung::source);
         if let (Some(cache), Some(source)) = (&sequence.cache, source)

@@ -207,6 +207,8 @@ pub(super) struct Sending {
     chunks: Chunks,
     /// Made and not yet sent.
     ready: VecDeque<String>,
+    /// How many tokens whoever reads has already.
+    after: u64,
     over: bool,
     in_flight: InFlight,
 }
@@ -214,11 +216,12 @@ pub(super) struct Sending {
 impl Sending {
     pub(super) fn new(events: mpsc::Receiver<Event>, frame: Frame, include_usage: bool, in_flight: InFlight) -> Self {
         let chunks = Chunks::new(frame, include_usage);
-        Self { events, chunks, ready: VecDeque::new(), over: false, in_flight }
+        Self { events, chunks, ready: VecDeque::new(), after: 0, over: false, in_flight }
     }
 
     /// Begins with what had been said before the daemon was started again, but for its first tokens.
     pub(super) fn again(&mut self, said: Said, after: u64) {
+        self.after = after;
         for text in said.texts {
             let chunks = self.chunks.again(text);
             if self.chunks.told > after {
@@ -233,7 +236,12 @@ impl Sending {
 
     fn hear(&mut self, event: &Event) {
         let (chunks, over) = self.chunks.hear(event);
-        self.ready.extend(chunks.iter().map(Value::to_string));
+        // Where a machine lost power the journal may have lost tokens that somebody has heard: they are chosen again, and not
+        // told twice.
+        let has_it = matches!(event, Event::Token { .. }) && self.chunks.told <= self.after;
+        if !has_it {
+            self.ready.extend(chunks.iter().map(Value::to_string));
+        }
         self.over = over;
         if over && matches!(event, Event::Finished { .. }) {
             self.ready.push_back("[DONE]".to_owned());
@@ -310,9 +318,22 @@ impl Whole {
     }
 }
 
-/// Sends an answer once it is complete.
-pub(super) async fn whole(mut events: mpsc::Receiver<Event>, frame: Frame, in_flight: &InFlight) -> Response {
+/// Sends an answer once it is complete; `said` is what of it was said before.
+pub(super) async fn whole(
+    mut events: mpsc::Receiver<Event>,
+    mut frame: Frame,
+    said: Option<Said>,
+    in_flight: &InFlight,
+) -> Response {
     let (mut whole, mut pieces) = (Whole::default(), frame.pieces());
+    if let Some(Said { texts, finished, tokens }) = said {
+        // How likely they were, nobody knows any more, and likelihoods of a part would be taken for those of the whole.
+        frame.likelihoods &= texts.is_empty();
+        texts.into_iter().for_each(|text| whole.take(pieces.push(text)));
+        if let Some(reason) = finished {
+            return complete(whole, pieces, &frame, reason, tokens);
+        }
+    }
     while let Some(event) = events.recv().await {
         match event {
             Event::Token { text, rung, likelihood, .. } => {
@@ -323,27 +344,33 @@ pub(super) async fn whole(mut events: mpsc::Receiver<Event>, frame: Frame, in_fl
                     whole.rungs.push(rung);
                 }
             }
-            Event::Admitted { cached_tokens, .. } => whole.cached = cached_tokens,
+            // Of an answer that was begun before, more than the prompt may have been there.
+            Event::Admitted { cached_tokens, .. } => {
+                whole.cached = Tokens::new(cached_tokens.get().min(frame.prompt));
+            }
             Event::Switch(switch) => whole.switches.push(switch),
             Event::Trouble { message, .. } => {
                 return problem(StatusCode::INTERNAL_SERVER_ERROR, "trouble", &message);
             }
-            Event::Finished { reason, tokens, .. } => {
-                whole.take(pieces.finish());
-                let usage = frame.usage(tokens, whole.cached);
-                let molt = json!({"rungs": whole.rungs, "switches": whole.switches});
-                let object = match frame.kind {
-                    Kind::Chat => "chat.completion",
-                    Kind::Text => "text_completion",
-                };
-                return Json(json!({
-                    "id": frame.id, "object": object, "created": frame.created, "model": frame.model,
-                    "choices": [whole.choice(&frame, reason)], "usage": usage, "molt": molt,
-                }))
-                .into_response();
-            }
+            Event::Finished { reason, tokens, .. } => return complete(whole, pieces, &frame, reason, tokens),
             _ => {}
         }
     }
     problem(StatusCode::SERVICE_UNAVAILABLE, "stopped", CUT_OFF)
+}
+
+/// The response of an answer that has ended.
+fn complete(mut whole: Whole, mut pieces: Pieces, frame: &Frame, reason: FinishReason, tokens: Tokens) -> Response {
+    whole.take(pieces.finish());
+    let usage = frame.usage(tokens, whole.cached);
+    let molt = json!({"rungs": whole.rungs, "switches": whole.switches});
+    let object = match frame.kind {
+        Kind::Chat => "chat.completion",
+        Kind::Text => "text_completion",
+    };
+    Json(json!({
+        "id": frame.id, "object": object, "created": frame.created, "model": frame.model,
+        "choices": [whole.choice(frame, reason)], "usage": usage, "molt": molt,
+    }))
+    .into_response()
 }

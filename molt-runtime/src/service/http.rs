@@ -22,7 +22,8 @@ use crate::sampler::Books;
 use crate::service::answer::{Frame, Sending, streamed, whole};
 use crate::service::engine_thread::{Asked, EngineClient};
 use crate::service::prepare::{Prepared, prepare};
-use crate::service::resume::{begin, resume};
+use crate::service::request_key::RequestKey;
+use crate::service::resume::{Begins, Going, begin, go_on, resume};
 use crate::service::serve::Peer;
 use crate::service::tenants::{NotServed, TenantClaim, Tenants};
 use crate::service::wire::{ChatRequest, Kind};
@@ -271,6 +272,10 @@ async fn answer(
         Ok(in_flight) => in_flight,
         Err(why) => return not_served(&why),
     };
+    let request_key = match RequestKey::of(&headers) {
+        Ok(key) => key,
+        Err(wrong) => return problem(StatusCode::BAD_REQUEST, "idempotency_key", &wrong),
+    };
     // Only now: what nobody may ask is not kept in memory.
     let Body(body) = match Body::from_request(request, &()).await {
         Ok(body) => body,
@@ -315,19 +320,41 @@ async fn answer(
         ignore_end: false,
     };
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    // Where nothing is kept, a key says nothing.
+    let named = request_key.zip(service.state.as_ref()).filter(|_| wanted.reuse);
+    let name = named.as_ref().map(|(key, state)| key.name(&in_flight.owner(peer.user), &state.secret()));
     let frame = Frame {
         kind,
-        id: format!("{}-{}", if kind == Kind::Chat { "chatcmpl" } else { "cmpl" }, since.as_nanos()),
+        id: format!(
+            "{}-{}",
+            if kind == Kind::Chat { "chatcmpl" } else { "cmpl" },
+            name.unwrap_or_else(|| since.as_nanos().to_string())
+        ),
         created: since.as_secs(),
         model: service.ladder.name().to_owned(),
         prompt: length,
         likelihoods: request.likelihoods.is_some(),
         tools: request.form.has_tools(),
     };
-    // Who waits for a whole answer does not know what it is called, and asks again.
-    let keeping = match request.stream {
-        true => begin(&service, &in_flight, &frame, &wanted, &request).await,
-        false => None,
+    // Who waits for a whole answer and has not named it could not ask for it again.
+    let keeping = if request.stream || named.is_some() {
+        match begin(&service, &in_flight, &frame, &wanted, &request, named.is_some()).await {
+            Ok(Begins::Anew(keeping)) => keeping,
+            Ok(Begins::Again(resumed)) => {
+                return match go_on(&service, &in_flight, *resumed).await {
+                    Ok(Going { events, frame, said, .. }) if request.stream => {
+                        let mut sending = Sending::new(events, frame, request.include_usage, in_flight);
+                        sending.again(said, 0);
+                        streamed(sending)
+                    }
+                    Ok(Going { events, frame, said, .. }) => whole(events, frame, Some(said), &in_flight).await,
+                    Err(response) => response,
+                };
+            }
+            Err(response) => return response,
+        }
+    } else {
+        None
     };
     let asked = Asked { request: wanted, begun: None, keeping };
     let events = match service.engine.submit(in_flight.tenant, asked).await {
@@ -338,7 +365,7 @@ async fn answer(
     in_flight.charge(length);
     match request.stream {
         true => streamed(Sending::new(events, frame, request.include_usage, in_flight)),
-        false => whole(events, frame, &in_flight).await,
+        false => whole(events, frame, None, &in_flight).await,
     }
 }
 

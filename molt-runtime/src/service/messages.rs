@@ -115,7 +115,15 @@ pub(super) fn text(fields: &mut Map<String, Value>) -> Result<Prompt, BadRequest
     }
 }
 
+/// A role is a word: templates write it into what steers the model, and make control tokens of it.
+fn is_role(role: &str) -> bool {
+    !role.is_empty() && role.len() <= 32 && role.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
+}
+
 fn message(wire: WireMessage, field: &str) -> Result<Message, BadRequest> {
+    if !is_role(&wire.role) {
+        return Err(bad(format!("{field}.role"), "is no role: those are letters, digits, _ and -, at most 32"));
+    }
     if wire.annotations.is_some_and(|annotations| !annotations.is_empty()) {
         return Err(bad(format!("{field}.annotations"), "are not supported"));
     }

@@ -10,6 +10,7 @@ mod log;
 mod messages;
 mod prepare;
 mod rate;
+mod request_key;
 mod resume;
 mod serve;
 mod tenants;

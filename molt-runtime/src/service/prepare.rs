@@ -1,6 +1,6 @@
 //! From a request to what the engine is asked: tokens, what shedding never touches, and the grammar of the answer.
 
-use molt_models::{Grammar, Ladder, Message, ModelError};
+use molt_models::{ChatPrompt, Grammar, Ladder, Message, ModelError};
 use molt_scheduler::units::Tokens;
 use serde_json::Value;
 
@@ -34,28 +34,34 @@ pub(super) fn prepare(ladder: &Ladder, request: &ChatRequest, context: Tokens) -
         Prompt::Text(_) => "prompt",
     };
     let unusable = |error: ModelError| bad(field, error.to_string());
-    let text = match &request.prompt {
-        Prompt::Text(text) => text.clone(),
-        Prompt::Messages(messages) => rendered(ladder, messages, &form.tools).map_err(unusable)?,
-    };
     // Cutting text into tokens takes many times its size; what cannot fit however it is cut is not tried.
-    if text.len() > ladder.tokenizer().longest_token().saturating_mul(usize::from(context)) {
-        let reason = format!("{} bytes are more than {context} can be", text.len());
-        return Err(bad("context_length_exceeded", reason));
-    }
-    let prompt = ladder.tokenizer().encode(&text).map_err(unusable)?;
-    let pinned = match &request.prompt {
-        Prompt::Text(_) => 0,
-        Prompt::Messages(messages) => pinned(ladder, messages, &form.tools, &prompt).map_err(unusable)?,
+    let fits = |text: &str| match text.len() <= ladder.tokenizer().longest_token().saturating_mul(usize::from(context))
+    {
+        true => Ok(()),
+        false => Err(bad("context_length_exceeded", format!("{} bytes are more than {context} can be", text.len()))),
+    };
+    let (prompt, pinned) = match &request.prompt {
+        // Whoever sends a text has written the control tokens in it, too.
+        Prompt::Text(text) => {
+            fits(text)?;
+            (ladder.tokenizer().encode(text).map_err(unusable)?, 0)
+        }
+        Prompt::Messages(messages) => {
+            let written = rendered(ladder, messages, &form.tools).map_err(unusable)?;
+            fits(&written.text())?;
+            let prompt = written.encode(ladder.tokenizer()).map_err(unusable)?;
+            let pinned = pinned(ladder, messages, &form.tools, &prompt).map_err(unusable)?;
+            (prompt, pinned)
+        }
     };
     Ok(Prepared { prompt, pinned: Tokens::from(pinned), grammar })
 }
 
 /// The messages as the models' own template writes them.
-fn rendered(ladder: &Ladder, messages: &[Message], tools: &[Value]) -> Result<String, ModelError> {
+fn rendered(ladder: &Ladder, messages: &[Message], tools: &[Value]) -> Result<ChatPrompt, ModelError> {
     match ladder.template() {
-        Some(template) => template.render(messages, tools),
-        None => Ok(messages.iter().map(|m| m.content.as_str()).collect::<Vec<_>>().join("\n\n")),
+        Some(template) => template.prompt(messages, tools, ladder.tokenizer()),
+        None => Ok(ChatPrompt::said(messages.iter().map(|m| m.content.as_str()).collect::<Vec<_>>().join("\n\n"))),
     }
 }
 
@@ -65,6 +71,37 @@ fn pinned(ladder: &Ladder, messages: &[Message], tools: &[Value], prompt: &[u32]
     if system.is_empty() {
         return Ok(0);
     }
-    let alone = ladder.tokenizer().encode(&rendered(ladder, &system, tools)?)?;
+    let alone = rendered(ladder, &system, tools)?.encode(ladder.tokenizer())?;
     Ok(alone.iter().zip(prompt).take_while(|(a, b)| a == b).count())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::service::wire::Kind;
+
+    /// What is said may look like a control token: in a conversation it is text, and in a text that is gone on with it is one.
+    #[test]
+    fn nobody_speaks_in_control_tokens() {
+        let ladder = Ladder::open("pocket", Path::new("/nowhere")).unwrap();
+        let tokenizer = ladder.tokenizer();
+        let prepared = |kind: Kind, body: Value| {
+            let request = ChatRequest::parse(kind, body.to_string().as_bytes()).unwrap();
+            prepare(&ladder, &request, Tokens::new(200)).unwrap().prompt
+        };
+        let controls = |prompt: &[u32]| prompt.iter().filter(|token| tokenizer.is_special(**token)).count();
+        let said = "One.<|endoftext|>Two. <|endof";
+        let user = json!({"role": "user", "content": said});
+        let of_messages = prepared(Kind::Chat, json!({"messages": [user, user]}));
+        assert_eq!(controls(&of_messages), 1, "the template's own");
+        assert_eq!(tokenizer.decode(&of_messages), format!("{said}\n{said}"), "all of it is text");
+        let plain = prepared(Kind::Chat, json!({"messages": [{"role": "user", "content": "One. Two."}]}));
+        assert_eq!(plain, tokenizer.encode("<|endoftext|>One. Two.").unwrap());
+        let of_text = prepared(Kind::Text, json!({"prompt": said}));
+        assert_eq!((controls(&of_text), tokenizer.decode(&of_text).as_str()), (1, "One.Two. <|endof"));
+    }
 }

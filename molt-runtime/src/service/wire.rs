@@ -218,6 +218,12 @@ mod tests {
         check(&told(&call.replace("{}", "{")), Some("messages[0].tool_calls"));
         check(r#"{"messages":[{"role":"assistant","content":null}]}"#, Some("messages[0].content"));
         check(r#"{"messages":[{"role":"user","content":"x","mood":"good"}]}"#, Some("messages[0]"));
+        for (role, good) in
+            [("developer", true), ("ipython-2_x", true), ("", false), ("user\\n", false), ("<|x|>", false)]
+        {
+            let body = format!(r#"{{"messages":[{{"role":"{role}","content":"x"}}]}}"#);
+            check(&body, (!good).then_some("messages[0].role"));
+        }
         check(&with(r#","frobnicate":1"#), Some("frobnicate"));
         check(&with(r#","temperature":9"#), Some("temperature"));
         check(&with(r#","max_tokens":0"#), Some("max_tokens"));

@@ -5,6 +5,7 @@
 //! the grace time goes.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -123,16 +124,24 @@ impl State {
     }
 
     /// Begins to keep an answer; none where it cannot be kept, which is told.
-    pub fn begin(self: &Arc<Self>, head: &AnswerHead) -> Option<Keeping> {
+    ///
+    /// # Errors
+    /// Where there is one of that name already, which somebody reads.
+    pub fn begin(self: &Arc<Self>, head: &AnswerHead) -> Result<Option<Keeping>, NotTaken> {
         self.make_room();
+        match self.answers.lock().entry(head.id.clone()) {
+            Entry::Occupied(_) => return Err(NotTaken::InUse),
+            // The name is taken before the file is made: another request of that name must not find half of one.
+            Entry::Vacant(place) => place.insert(Answer { owner: head.owner.clone(), waits: None }),
+        };
         let path = self.path(&head.id, JOURNAL);
         let journal = self.judge(What::Answers, &path, Journal::begin(&path, head));
         if journal.is_none() {
+            self.answers.lock().remove(&head.id);
             let _not_there = std::fs::remove_file(&path);
-            return None;
+            return Ok(None);
         }
-        self.answers.lock().insert(head.id.clone(), Answer { owner: head.owner.clone(), waits: None });
-        Some(self.keeping(&head.id, journal))
+        Ok(Some(self.keeping(&head.id, journal)))
     }
 
     fn keeping(self: &Arc<Self>, id: &str, journal: Option<Journal>) -> Keeping {
@@ -286,6 +295,11 @@ impl Keeping {
         self.journal.is_some()
     }
 
+    /// The journal's file, for whoever waits for the disk.
+    pub(super) fn journal_file(&self) -> Option<std::fs::File> {
+        self.journal.as_ref().and_then(Journal::file)
+    }
+
     pub(super) fn state(&self) -> &Arc<State> {
         &self.state
     }
@@ -348,7 +362,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let state = open(folder.path(), LONG);
         let (mine, other) = (head("a").owner, Owner { token: None, user: Some(8) });
-        state.begin(&head("a")).unwrap().write(&[4, 5]);
+        state.begin(&head("a")).unwrap().unwrap().write(&[4, 5]);
         drop(state);
         // What belongs to nobody goes.
         let answers = folder.path().join(FOLDER);
@@ -376,7 +390,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let state = open(folder.path(), LONG);
         let mine = head("a").owner;
-        state.begin(&head("a")).unwrap().write(&[4, 5]);
+        state.begin(&head("a")).unwrap().unwrap().write(&[4, 5]);
         let check = |source: &str, tokens: &[u32], models: &[(&str, CacheShape)], named: Option<&str>| {
             record(&state, "a", source, tokens);
             let taken = state.take("a", &mine, models).unwrap().unwrap();
@@ -404,8 +418,8 @@ mod tests {
     fn what_nobody_asks_for_in_time_goes() {
         let folder = tempfile::tempdir().unwrap();
         let state = open(folder.path(), Duration::ZERO);
-        let mut written = state.begin(&head("a")).unwrap();
-        state.begin(&head("b")).unwrap().finish(&[4], true);
+        let mut written = state.begin(&head("a")).unwrap().unwrap();
+        state.begin(&head("b")).unwrap().unwrap().finish(&[4], true);
         state.expire();
         let mine = head("a").owner;
         assert_eq!(state.take("b", &mine, MODELS).err(), Some(NotTaken::Unknown));

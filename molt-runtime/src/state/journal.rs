@@ -1,12 +1,14 @@
 //! The journal of an answer: what was asked, and then each token as it is chosen, before its reader hears of it.
 //!
 //! Tokens are small entries with a checksum each, written behind one another. What a crash leaves half written is cut off:
-//! the same tokens are chosen again.
+//! the same tokens are chosen again. The disk has them when the system writes them, or when a record of the answer's cache is
+//! put in its place (`records.rs`): to wait for it at each token would be slower than the models are.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
+use molt_kv::faults::{Boundary, pass};
 use molt_models::GrammarSpec;
 use molt_models::sampling::SamplingSettings;
 use molt_scheduler::units::Tokens;
@@ -78,6 +80,24 @@ pub struct AnswerHead {
     pub likelihoods: Option<usize>,
 }
 
+impl AnswerHead {
+    /// Whether another request asks for the same. One that leaves the seed open is content with any.
+    pub fn is_asked_by(&self, other: &Self, any_seed: bool) -> bool {
+        // What it is called and how it is told is no part of what is asked.
+        let Self {
+            id: _, created: _, owner: _, sources: _, include_usage: _, kind, tools, prompt, pinned, answer, ..
+        } = other;
+        let Self { sampling, stop, grammar, likelihoods, .. } = other;
+        let sampling = match any_seed {
+            true => SamplingSettings { seed: self.sampling.seed, ..*sampling },
+            false => *sampling,
+        };
+        (self.kind, self.tools, self.pinned, self.answer, self.sampling, self.likelihoods)
+            == (*kind, *tools, *pinned, *answer, sampling, *likelihoods)
+            && (&self.prompt, &self.stop, &self.grammar) == (prompt, stop, grammar)
+    }
+}
+
 /// Why a journal is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
@@ -129,6 +149,7 @@ impl Journal {
         bytes.extend_from_slice(&length.to_le_bytes());
         bytes.extend_from_slice(&seed.to_le_bytes());
         bytes.extend_from_slice(&head);
+        pass(Boundary::WriteState)?;
         // Until the head is whole there is nothing to go on with, so a torn one is no loss.
         let mut file = File::options().create_new(true).append(true).read(true).open(path)?;
         file.write_all(&bytes)?;
@@ -165,6 +186,11 @@ impl Journal {
         read_head(&mut file, path).map(|(head, ..)| head)
     }
 
+    /// The file, once more; none where descriptors are out.
+    pub(super) fn file(&self) -> Option<File> {
+        self.file.try_clone().ok()
+    }
+
     /// Writes the tokens that are new among all of an answer.
     pub(super) fn write(&mut self, answered: &[u32]) -> io::Result<()> {
         let known = usize::try_from(self.entries).unwrap_or(usize::MAX);
@@ -183,6 +209,7 @@ impl Journal {
             bytes.extend_from_slice(&entry(self.seed, entries, *number));
             entries += 1;
         }
+        pass(Boundary::WriteState)?;
         self.file.write_all(&bytes)?;
         self.entries = entries;
         Ok(())

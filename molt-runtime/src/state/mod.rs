@@ -7,6 +7,8 @@ mod answers;
 mod journal;
 mod records;
 mod replace;
+#[cfg(test)]
+mod torn;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{DirBuilder, File, TryLockError};
@@ -137,7 +139,7 @@ impl State {
         });
         let parsed = match read {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return T::default(),
-            read => read.and_then(|bytes| Ok(serde_json::from_slice(&bytes)?)),
+            read => read.and_then(|bytes| Ok(serde_json::from_slice(summed(&bytes)?)?)),
         };
         parsed.unwrap_or_else(|error| {
             self.tell(format!("{} is not used, and tenants register again: {error}", path.display()));
@@ -148,7 +150,11 @@ impl State {
     /// Keeps who has registered.
     pub fn keep_registrations(&self, all: &impl Serialize) {
         let path = self.folder.join("tenants.json");
-        let kept = serde_json::to_vec(all).map_err(io::Error::from).and_then(|bytes| replace::replace(&path, &bytes));
+        let kept = serde_json::to_vec(all).map_err(io::Error::from).and_then(|mut bytes| {
+            let sum = crc32fast::hash(&bytes);
+            bytes.extend_from_slice(format!("\n{sum:08x}\n").as_bytes());
+            replace::replace(&path, &bytes)
+        });
         self.judge(What::Registrations, &path, kept);
     }
 
@@ -180,6 +186,15 @@ impl State {
             }
         }
     }
+}
+
+/// What stands before the line with its checksum.
+fn summed(bytes: &[u8]) -> io::Result<&[u8]> {
+    let broken = || io::Error::other("a checksum does not hold");
+    let (text, line) = bytes.split_at_checked(bytes.len().wrapping_sub(10)).ok_or_else(broken)?;
+    let told = std::str::from_utf8(line).ok().and_then(|line| line.strip_prefix('\n')?.strip_suffix('\n'));
+    let told = told.and_then(|told| u32::from_str_radix(told, 16).ok());
+    (told == Some(crc32fast::hash(text))).then_some(text).ok_or_else(broken)
 }
 
 /// The secret in that file, made if there is none.

@@ -1,6 +1,7 @@
 //! Caches on their way to the disk. The engine's thread writes them into files without names, which is as quick as memory;
 //! waiting for the disk and giving them their names is done by a thread of its own.
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,6 +23,8 @@ struct Written {
     state: Arc<State>,
     file: NamedTempFile,
     to: PathBuf,
+    /// The answer's journal: a cache is of no use without.
+    journal: Option<File>,
     gone: Arc<AtomicBool>,
     busy: Arc<AtomicBool>,
 }
@@ -41,9 +44,11 @@ impl Recorder {
     pub fn start() -> std::io::Result<Self> {
         let (queue, taken) = bounded::<Written>(WAITING);
         let thread = std::thread::Builder::new().name("molt-state".to_owned()).spawn(move || {
-            for Written { state, file, to, gone, busy } in taken {
+            for Written { state, file, to, journal, gone, busy } in taken {
                 if !gone.load(Ordering::Relaxed) {
-                    state.judge(What::Caches, &to, replace::put_in_place(file, &to));
+                    // The journal first; its name reaches the disk with that of the record.
+                    let synced = journal.map_or(Ok(()), |journal| journal.sync_data());
+                    state.judge(What::Caches, &to, synced.and_then(|()| replace::put_in_place(file, &to)));
                 }
                 // It may have ended meanwhile.
                 if gone.load(Ordering::Relaxed) {
@@ -72,10 +77,11 @@ impl Recorder {
         for (source, next, file) in written {
             let to = state.record_path(keeping.id(), &source);
             let (gone, busy, state) = (keeping.gone.clone(), keeping.busy.clone(), state.clone());
+            let journal = keeping.journal_file();
             busy.store(true, Ordering::Relaxed);
             if let Some(queue) = &self.queue {
                 // A thread that is no more writes nothing more; what the journal has is enough to go on with.
-                let _lost = queue.send(Written { state, file, to, gone, busy });
+                let _lost = queue.send(Written { state, file, to, journal, gone, busy });
             }
             keeping.records.insert(source, next);
         }

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::Path;
 
+use molt_kv::faults::{Boundary, pass};
 use tempfile::NamedTempFile;
 
 /// How the names of files begin that are not in their places yet.
@@ -19,6 +20,7 @@ pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 /// Gives a file that is written its name, once the disk has all of it.
 pub(super) fn put_in_place(file: NamedTempFile, path: &Path) -> io::Result<()> {
+    pass(Boundary::WriteState)?;
     file.as_file().sync_all()?;
     file.persist(path).map_err(|error| error.error)?;
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
