@@ -5,7 +5,9 @@ use plotters::prelude::*;
 
 use super::ReportError;
 
-const SIZE: (u32, u32) = (760, 380);
+/// As wide as a page needs it and as a phone can still show it, and as high as what is in it asks for.
+const WIDTH: u32 = 680;
+const HEIGHT: u32 = 380;
 
 /// Told apart by colour-blind readers too (Okabe and Ito).
 const COLOURS: [RGBColor; 6] = [
@@ -17,7 +19,14 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(86, 180, 233),
 ];
 
-/// Values with a name each, beside one another in groups.
+/// A value, and what it may as well be.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Bar {
+    pub(super) value: f64,
+    pub(super) range: Option<(f64, f64)>,
+}
+
+/// Values with a name each, below one another in groups; names stand at the left, where they have room.
 #[derive(Debug, Clone)]
 pub(super) struct Bars<'a> {
     pub(super) title: &'a str,
@@ -26,62 +35,80 @@ pub(super) struct Bars<'a> {
     /// Names of the values in a group.
     pub(super) series: Vec<String>,
     /// Groups and their values, one a series; a value that is not there leaves a gap.
-    pub(super) groups: Vec<(String, Vec<Option<f64>>)>,
+    pub(super) groups: Vec<(String, Vec<Option<Bar>>)>,
 }
 
 impl Bars<'_> {
     pub(super) fn draw(&self) -> Result<String, ReportError> {
-        picture(|area| {
-            let values = self.groups.iter().flat_map(|(_, values)| values).flatten();
-            let top = values.fold(0.0f64, |top, value| top.max(*value)).max(1e-9) * 1.15;
-            let groups = self.groups.len().max(1) as f64;
+        let (groups, several) = (self.groups.len().max(1), self.series.len() > 1);
+        let rows = u32::try_from(groups * self.series.len().max(1)).unwrap_or(1);
+        let longest = self.groups.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+        // Where there are several values in a group, their names stand in a group of their own.
+        let (space, height) = (if several { 0.9 } else { 0.0 }, 96 + rows * if several { 24 } else { 30 });
+        picture(height + if several { 36 } else { 0 }, |area| {
+            let bars = || self.groups.iter().flat_map(|(_, bars)| bars).flatten();
+            let ends = bars().flat_map(|bar| [Some(bar.value), bar.range.map(|(_, high)| high)]).flatten();
+            let right = ends.fold(0.0f64, f64::max).max(1e-9) * 1.16;
+            let bottom_up = |at: usize| (groups - 1 - at) as f64;
             let mut chart = failed(
                 "axes",
                 ChartBuilder::on(area)
                     .caption(self.title, ("sans-serif", 17))
                     .margin(10)
                     .x_label_area_size(44)
-                    .y_label_area_size(64)
-                    .build_cartesian_2d(0.0..groups, 0.0..top),
+                    .y_label_area_size(14 + u32::try_from(longest).unwrap_or(20).min(52) * 7)
+                    .build_cartesian_2d(0.0..right, 0.0..groups as f64 + space),
             )?;
-            let name = |x: &f64| {
+            let name = |y: &f64| {
                 // One label a group, in its middle.
-                let at = (x - 0.5).round();
-                let middle = (x - 0.5 - at).abs() < 0.01;
-                let group = self.groups.iter().enumerate().find(|(index, _)| (*index as f64 - at).abs() < 0.01);
-                group.filter(|_| middle).map_or(String::new(), |(_, (name, _))| name.clone())
+                let group = (0..groups).find(|at| (bottom_up(*at) + 0.5 - y).abs() < 0.01);
+                group.and_then(|at| self.groups.get(at)).map_or(String::new(), |(name, _)| name.clone())
             };
             failed(
                 "grid",
                 chart
                     .configure_mesh()
-                    .disable_x_mesh()
+                    .disable_y_mesh()
                     .light_line_style(TRANSPARENT)
-                    .x_labels(self.groups.len() * 2 + 1)
-                    .x_label_formatter(&name)
-                    .y_desc(self.unit)
+                    .x_labels(6)
+                    .x_label_formatter(&|x| short(*x))
+                    .y_labels(groups * 2 + 3)
+                    .y_label_formatter(&name)
+                    .label_style(("sans-serif", 13))
+                    .x_desc(self.unit)
                     .draw(),
             )?;
             let width = 0.8 / self.series.len().max(1) as f64;
             for (at, series) in self.series.iter().enumerate() {
                 let colour = COLOURS[at % COLOURS.len()];
-                let bars = self.groups.iter().enumerate().filter_map(|(group, (_, values))| {
-                    let value = values.get(at).copied().flatten()?;
-                    let left = group as f64 + 0.1 + width * at as f64;
-                    Some(Rectangle::new([(left, 0.0), (left + width * 0.92, value)], colour.filled()))
-                });
-                failed("bars", chart.draw_series(bars))?
+                let each = || {
+                    self.groups.iter().enumerate().filter_map(move |(group, (_, bars))| {
+                        let top = bottom_up(group) + 0.9 - width * at as f64;
+                        Some((top, bars.get(at).copied().flatten()?))
+                    })
+                };
+                let filled = each()
+                    .map(|(top, bar)| Rectangle::new([(0.0, top), (bar.value, top - width * 0.88)], colour.filled()));
+                failed("bars", chart.draw_series(filled))?
                     .label(series.clone())
                     .legend(move |(x, y)| Rectangle::new([(x + 2, y - 5), (x + 14, y + 5)], colour.filled()));
-                let labels = self.groups.iter().enumerate().filter_map(|(group, (_, values))| {
-                    let value = values.get(at).copied().flatten()?;
-                    let middle = group as f64 + 0.1 + width * (at as f64 + 0.46);
-                    let style = ("sans-serif", 12).into_font();
-                    Some(Text::new(short(value), (middle - width * 0.3, value + top * 0.04), style))
+                let ranges = each().filter_map(|(top, bar)| {
+                    let (low, high) = bar.range?;
+                    let middle = top - width * 0.44;
+                    Some(PathElement::new([(low, middle), (high, middle)], BLACK.stroke_width(2)))
+                });
+                failed("ranges", chart.draw_series(ranges))?;
+                let labels = each().map(|(top, bar)| {
+                    let end = bar.range.map_or(bar.value, |(_, high)| high.max(bar.value));
+                    Text::new(
+                        short(bar.value),
+                        (end + right * 0.012, top - width * 0.2),
+                        ("sans-serif", 13).into_font(),
+                    )
                 });
                 failed("labels", chart.draw_series(labels))?;
             }
-            if self.series.len() > 1 {
+            if several {
                 legend(&mut chart, SeriesLabelPosition::UpperRight)?;
             }
             Ok(())
@@ -100,7 +127,7 @@ pub(super) struct Lines<'a> {
 
 impl Lines<'_> {
     pub(super) fn draw(&self) -> Result<String, ReportError> {
-        picture(|area| {
+        picture(HEIGHT, |area| {
             let points = || self.series.iter().flat_map(|(_, points)| points).filter(|(x, y)| *x > 0.0 && *y > 0.0);
             let range = |of: fn(&(f64, f64)) -> f64| {
                 let (low, high) =
@@ -155,11 +182,12 @@ pub(super) fn short(value: f64) -> String {
 }
 
 fn picture(
+    height: u32,
     draw: impl FnOnce(&DrawingArea<SVGBackend<'_>, Shift>) -> Result<(), ReportError>,
 ) -> Result<String, ReportError> {
     let mut text = String::new();
     {
-        let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
+        let area = SVGBackend::with_string(&mut text, (WIDTH, height)).into_drawing_area();
         failed("the ground", area.fill(&WHITE))?;
         draw(&area)?;
         failed("the picture", area.present())?;
