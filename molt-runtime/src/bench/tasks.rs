@@ -91,7 +91,7 @@ impl std::fmt::Display for Way {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Big => "always the big one",
-            Self::Small => "always the small one (or read again before the answer)",
+            Self::Small => "always the small one",
             Self::RereadWithin => "read again within the answer",
             Self::FastBefore => "Molt before the answer, fast",
             Self::DefaultBefore => "Molt before the answer, default",

@@ -123,7 +123,8 @@ pub(super) fn tasks(page: &mut Page, section: &Section<TaskRow>) -> Result<(), R
          context). An answer is right when it is the same but for case, blanks and a mark at its end; named at least when \
          it stands somewhere in what was said, as in a whole sentence that was not asked for. Before the answer: the big \
          model has read the question, the cache comes over, and the small one writes all of the answer. Within: the big one has \
-         written half of it, one token at least. What the big model gets right and the small one does not is what a switch can \
+         written half of it, one token at least. Always the small one is also what reading again before the answer gives, to the \
+         last bit. What the big model gets right and the small one does not is what a switch can \
          keep.",
         rows.len()
     ));

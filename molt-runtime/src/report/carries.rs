@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::charts::{Lines, short};
+use super::charts::{Lines, Scale, short};
 use super::page::Page;
 use super::{ReportError, by};
 use crate::bench::ladder::ResidualRow;
@@ -41,7 +41,8 @@ pub(super) fn switch_cost(page: &mut Page, section: &Section<SwitchCostRow>) -> 
             }
         }
         let title = format!("What a switch costs, {pair}");
-        let lines = Lines { title: &title, x: "tokens", y: "ms, median", series: series.into_iter().collect() };
+        let (x, y, series) = ("tokens", "ms, median", series.into_iter().collect());
+        let lines = Lines { title: &title, x, y, scale: Scale::Logarithmic, series };
         page.figure(&lines.draw()?, "Carrying against reading again, both rungs warm; both axes logarithmic.");
     }
     Ok(())
@@ -66,9 +67,12 @@ pub(super) fn fidelity(page: &mut Page, section: &Section<eval::Row>) -> Result<
             (format!("{context} tokens"), points)
         });
         let title = format!("Fidelity against cost, {pair}");
-        let lines =
-            Lines { title: &title, x: "times cheaper than reading again", y: "kl 64, nats", series: named.collect() };
-        page.figure(&lines.draw()?, "Each point is a setting: to the right cheaper, further down closer to native.");
+        let (x, y, series) = ("times cheaper than reading again", "kl 64, nats", named.collect());
+        let lines = Lines { title: &title, x, y, scale: Scale::Logarithmic, series };
+        page.figure(
+            &lines.draw()?,
+            "Each point is a setting: to the right cheaper, further down closer to native; both axes logarithmic.",
+        );
     }
     Ok(())
 }
@@ -107,7 +111,8 @@ pub(super) fn residuals(page: &mut Page, section: &Section<ResidualRow>) -> Resu
         let of = |value: fn(&ResidualRow) -> f64| rows.iter().map(|r| (r.layer as f64, value(r))).collect::<Vec<_>>();
         let series = vec![("keys".to_owned(), of(|r| r.keys_ratio)), ("values".to_owned(), of(|r| r.values_ratio))];
         let title = format!("Relative error by layer, {pair}");
-        let lines = Lines { title: &title, x: "destination layer", y: "relative error", series };
+        let (x, y) = ("destination layer", "relative error");
+        let lines = Lines { title: &title, x, y, scale: Scale::Linear, series };
         page.figure(&lines.draw()?, "Keys before RoPE and values.");
     }
     Ok(())

@@ -1,6 +1,7 @@
 //! Pictures of the report, as SVG.
 
 use plotters::coord::Shift;
+use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
 use super::ReportError;
@@ -116,57 +117,87 @@ impl Bars<'_> {
     }
 }
 
-/// Lines over a common axis, both axes logarithmic.
+/// How the axes of lines are divided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scale {
+    /// Evenly, from zero upwards.
+    Linear,
+    /// Both by factors; what is not above zero has no place.
+    Logarithmic,
+}
+
+/// Lines over a common axis.
 #[derive(Debug, Clone)]
 pub(super) struct Lines<'a> {
     pub(super) title: &'a str,
     pub(super) x: &'a str,
     pub(super) y: &'a str,
+    pub(super) scale: Scale,
     pub(super) series: Vec<(String, Vec<(f64, f64)>)>,
 }
 
 impl Lines<'_> {
     pub(super) fn draw(&self) -> Result<String, ReportError> {
-        picture(HEIGHT, |area| {
-            let points = || self.series.iter().flat_map(|(_, points)| points).filter(|(x, y)| *x > 0.0 && *y > 0.0);
-            let range = |of: fn(&(f64, f64)) -> f64| {
-                let (low, high) =
-                    points().map(of).fold((f64::MAX, f64::MIN), |(low, high), v| (low.min(v), high.max(v)));
-                if low > high { 1.0..10.0 } else { low / 1.3..high * 1.3 }
-            };
-            let mut chart = failed(
-                "axes",
-                ChartBuilder::on(area)
-                    .caption(self.title, ("sans-serif", 17))
-                    .margin(10)
-                    .x_label_area_size(40)
-                    .y_label_area_size(70)
-                    .build_cartesian_2d(range(|p| p.0).log_scale(), range(|p| p.1).log_scale()),
-            )?;
-            failed(
-                "grid",
-                chart
-                    .configure_mesh()
-                    .light_line_style(TRANSPARENT)
-                    .x_labels(6)
-                    .y_labels(6)
-                    .x_label_formatter(&|x| short(*x))
-                    .y_label_formatter(&|y| short(*y))
-                    .x_desc(self.x)
-                    .y_desc(self.y)
-                    .draw(),
-            )?;
-            for (at, (name, points)) in self.series.iter().enumerate() {
-                let colour = COLOURS[at % COLOURS.len()];
-                let points: Vec<(f64, f64)> = points.iter().copied().filter(|(x, y)| *x > 0.0 && *y > 0.0).collect();
-                failed("a line", chart.draw_series(LineSeries::new(points.clone(), colour.stroke_width(2))))?
-                    .label(name.clone())
-                    .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
-                let dots = points.into_iter().map(|at| Circle::new(at, 3, colour.filled()));
-                failed("dots", chart.draw_series(dots))?;
+        let points = || self.series.iter().flat_map(|(_, points)| points).filter(|point| self.has_place(point));
+        let range = |of: fn(&(f64, f64)) -> f64| {
+            points().map(of).fold((f64::MAX, f64::MIN), |(low, high), v| (low.min(v), high.max(v)))
+        };
+        let (x, y) = (range(|point| point.0), range(|point| point.1));
+        picture(HEIGHT, |area| match self.scale {
+            Scale::Linear => self.draw_on(area, 0.0..x.1.max(1e-9), 0.0..y.1.max(1e-9) * 1.1),
+            Scale::Logarithmic => {
+                let range = |(low, high): (f64, f64)| if low > high { 1.0..10.0 } else { low / 1.3..high * 1.3 };
+                self.draw_on(area, range(x).log_scale(), range(y).log_scale())
             }
-            legend(&mut chart, SeriesLabelPosition::UpperLeft)
         })
+    }
+
+    fn has_place(&self, (x, y): &(f64, f64)) -> bool {
+        self.scale == Scale::Linear || (*x > 0.0 && *y > 0.0)
+    }
+
+    fn draw_on<'a, X, Y>(&self, area: &DrawingArea<SVGBackend<'a>, Shift>, x: X, y: Y) -> Result<(), ReportError>
+    where
+        X: AsRangedCoord<Value = f64>,
+        Y: AsRangedCoord<Value = f64>,
+        X::CoordDescType: ValueFormatter<f64>,
+        Y::CoordDescType: ValueFormatter<f64>,
+    {
+        let chart = ChartBuilder::on(area)
+            .caption(self.title, ("sans-serif", 17))
+            .margin(10)
+            .x_label_area_size(44)
+            .y_label_area_size(70)
+            .build_cartesian_2d(x, y);
+        let mut chart = failed("axes", chart)?;
+        failed(
+            "grid",
+            chart
+                .configure_mesh()
+                .light_line_style(TRANSPARENT)
+                .x_labels(6)
+                .y_labels(6)
+                .x_label_formatter(&|x| short(*x))
+                .y_label_formatter(&|y| short(*y))
+                .label_style(("sans-serif", 13))
+                .x_desc(self.x)
+                .y_desc(self.y)
+                .draw(),
+        )?;
+        for (at, (name, points)) in self.series.iter().enumerate() {
+            let colour = COLOURS[at % COLOURS.len()];
+            let points: Vec<(f64, f64)> = points.iter().copied().filter(|point| self.has_place(point)).collect();
+            failed("a line", chart.draw_series(LineSeries::new(points.clone(), colour.stroke_width(2))))?
+                .label(name.clone())
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
+            let dots = points.into_iter().map(|at| Circle::new(at, 3, colour.filled()));
+            failed("dots", chart.draw_series(dots))?;
+        }
+        let position = match self.scale {
+            Scale::Linear => SeriesLabelPosition::LowerRight,
+            Scale::Logarithmic => SeriesLabelPosition::UpperLeft,
+        };
+        legend(&mut chart, position)
     }
 }
 
@@ -211,4 +242,50 @@ fn legend<'a, B: DrawingBackend + 'a, C: CoordTranslate>(
 
 fn failed<T, E: std::fmt::Display>(what: &'static str, result: Result<T, E>) -> Result<T, ReportError> {
     result.map_err(|reason| ReportError { what, reason: reason.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The texts of a picture.
+    fn texts(svg: &str) -> Vec<&str> {
+        let parts = svg.split("<text").skip(1).filter_map(|part| part.split_once('>')?.1.split_once("</text>"));
+        parts.map(|(text, _)| text.trim()).collect()
+    }
+
+    #[test]
+    fn every_group_has_its_name_and_its_values() {
+        for groups in 1..=12 {
+            for series in [vec!["one".to_owned()], vec!["one".to_owned(), "other".to_owned()]] {
+                let bar = |group: usize, at: usize| {
+                    let value = (100 * group + at + 11) as f64;
+                    Some(Bar { value, range: Some((value - 5.0, value + 5.0)) })
+                };
+                let bars = |group| (0..series.len()).map(|at| bar(group, at)).collect::<Vec<_>>();
+                let groups: Vec<_> = (0..groups).map(|group| (format!("group {group}"), bars(group))).collect();
+                let (title, unit) = ("a title", "a unit");
+                let svg = Bars { title, unit, series, groups: groups.clone() }.draw().unwrap();
+                let texts = texts(&svg);
+                for (name, bars) in &groups {
+                    assert_eq!(texts.iter().filter(|text| *text == name).count(), 1, "{name} of {}", groups.len());
+                    for bar in bars.iter().flatten() {
+                        assert!(texts.contains(&&short(bar.value)[..]), "{} of {name}: {texts:?}", bar.value);
+                    }
+                }
+                assert!(texts.contains(&title) && texts.contains(&unit));
+            }
+        }
+    }
+
+    #[test]
+    fn three_digits_count() {
+        let check = |value: f64, expected: &str| assert_eq!(short(value), expected);
+        check(0.0, "0");
+        check(1_234.5, "1234");
+        check(12.34, "12.3");
+        check(1.234, "1.23");
+        check(0.1234, "0.123");
+        check(0.0001, "1e-4");
+    }
 }

@@ -17,10 +17,16 @@ p.soft, figcaption { color: var(--soft); font-size: .9rem; }
 div.wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
-figure { margin: 1.5rem 0; } figure svg { width: 100%; min-width: 30rem; max-width: 48rem; height: auto; background: #fff;
+td:first-child, th:first-child { position: sticky; left: 0; background: var(--ground); }
+@media (max-width: 40rem) {
+  body { padding: .7rem; } h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; }
+  td:first-child, th:first-child { white-space: normal; min-width: 7rem; max-width: 9rem; padding-left: 0; }
+}
+pre { font-size: .8rem; } figure { margin: 1.5rem 0; } figure svg { width: 100%; min-width: 30rem; max-width: 48rem; height: auto; background: #fff;
   border-radius: 6px; }
+figure.large svg { min-width: 54rem; max-width: none; }
 h1.part { margin-top: 4rem; } nav ul { columns: 16rem; padding-left: 1.2rem; } a { color: inherit; }
-ul.claims { list-style: none; padding: 0; } .holds { color: var(--good); } .fails { color: var(--bad); }
+ul.claims { list-style: none; padding: 0; } ul.claims li { margin: .4rem 0; } .holds { color: var(--good); } .fails { color: var(--bad); }
 ";
 
 /// What is written so far.
@@ -92,7 +98,7 @@ impl Page {
         self.contents.push((at, title.to_owned()));
         self.claims(&section.claims);
         fill(self, section)?;
-        if section.took_s > 0.0 {
+        if section.took_s >= 1.0 {
             let _infallible = writeln!(self.text, "<p class=\"soft\">Measured in {:.0} s.</p>", section.took_s);
         }
         Ok(())
@@ -138,9 +144,19 @@ impl Page {
 
     /// A picture, which is SVG of ours, and what it shows.
     pub(super) fn figure(&mut self, svg: &str, caption: &str) {
+        self.picture("", svg, caption);
+    }
+
+    /// A picture that was drawn for a wider place than this; where there is less, it is moved and not made smaller.
+    pub(super) fn large_figure(&mut self, svg: &str, caption: &str) {
+        self.picture(" class=\"large\"", svg, caption);
+    }
+
+    fn picture(&mut self, class: &str, svg: &str, caption: &str) {
         let _infallible = writeln!(
             self.text,
-            "<figure role=\"img\" aria-label=\"{0}\">\n<div class=\"wide\">{svg}</div>\n<figcaption>{0}</figcaption></figure>",
+            "<figure{class} role=\"img\" aria-label=\"{0}\">\n<div class=\"wide\">{svg}</div>\n\
+             <figcaption>{0}</figcaption></figure>",
             escape(caption)
         );
     }

@@ -27,7 +27,10 @@ pub(super) fn tenants(page: &mut Page, section: &Section<TenantsRun>) -> Result<
             run.policy, run.defers, run.demotes, run.parks, run.sheds
         ));
         page.table(&["tenant", "finished", "tokens", "mean wait ms", "longest stop ms"], rows);
-        page.figure(&run.picture_svg, &format!("{}, {}: budget and usage; who stands where.", run.trace, run.policy));
+        page.large_figure(
+            &run.picture_svg,
+            &format!("{}, {}: budget and usage; who stands where.", run.trace, run.policy),
+        );
     }
     Ok(())
 }
