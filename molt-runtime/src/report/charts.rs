@@ -122,7 +122,7 @@ impl Bars<'_> {
 pub(super) enum Scale {
     /// Evenly, from zero upwards.
     Linear,
-    /// Both by factors; what is not above zero has no place.
+    /// Both by factors of two, for there is seldom a whole decade; what is not above zero has no place.
     Logarithmic,
 }
 
@@ -147,7 +147,7 @@ impl Lines<'_> {
             Scale::Linear => self.draw_on(area, 0.0..x.1.max(1e-9), 0.0..y.1.max(1e-9) * 1.1),
             Scale::Logarithmic => {
                 let range = |(low, high): (f64, f64)| if low > high { 1.0..10.0 } else { low / 1.3..high * 1.3 };
-                self.draw_on(area, range(x).log_scale(), range(y).log_scale())
+                self.draw_on(area, range(x).log_scale().base(2.0), range(y).log_scale().base(2.0))
             }
         })
     }
