@@ -58,6 +58,11 @@ pub struct Precision {
     pub table: Stored,
 }
 
+impl Precision {
+    /// Everything in place in the file.
+    pub const AS_STORED: Self = Self { linear: Stored::AsStored, table: Stored::AsStored };
+}
+
 /// `precision = "f32"` or `precision = { linear = "q8_0", table = "f32" }`.
 #[derive(Deserialize)]
 #[serde(untagged)]

@@ -140,7 +140,10 @@ pub fn run(
             Regime::Held(ladder) => ladder,
         };
         let budget = trace.budget_at(now, &Frame { ladder: reckoned, overhead: engine.overhead(), context });
+        let (books, used) = (engine.books(), engine.usage());
+        books.take_peak();
         engine.round(now, settings.regime.heard(budget), &mut events);
+        tally.passed(books.take_peak(), used.max(budget));
         let before = tally.tokens;
         for (_, event) in events.drain(..) {
             tally.count(&event, budget);
@@ -217,6 +220,7 @@ pub(crate) struct Tally {
     stall_ms_max: f64,
     first_token_ms: f64,
     overshoot_bytes_max: i64,
+    transition_overshoot_bytes_max: i64,
     rss_bytes_max: u64,
     rss_minus_usage_bytes_max: i64,
     /// Whether the answer came to its own end.
@@ -235,6 +239,7 @@ impl Tally {
             stall_ms_max: 0.0,
             first_token_ms: 0.0,
             overshoot_bytes_max: i64::MIN,
+            transition_overshoot_bytes_max: i64::MIN,
             rss_bytes_max: 0,
             rss_minus_usage_bytes_max: i64::MIN,
             finished: false,
@@ -269,6 +274,11 @@ impl Tally {
         }
     }
 
+    /// The most that was in use in a round, and what it might use.
+    fn passed(&mut self, peak: Bytes, allowed: Bytes) {
+        self.transition_overshoot_bytes_max = self.transition_overshoot_bytes_max.max(difference(peak, allowed));
+    }
+
     /// Tokens so far.
     pub(crate) fn tokens(&self) -> u64 {
         self.tokens
@@ -284,6 +294,7 @@ impl Tally {
             stall_ms_max: self.stall_ms_max,
             first_token_ms: self.first_token_ms,
             overshoot_bytes_max: self.overshoot_bytes_max,
+            transition_overshoot_bytes_max: self.transition_overshoot_bytes_max,
             rss_bytes_max: self.rss_bytes_max.max(resident_set().get()),
             rss_minus_usage_bytes_max: self.rss_minus_usage_bytes_max,
             tok_s: self.tokens as f64 / seconds.max(1e-9),

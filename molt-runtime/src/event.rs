@@ -423,6 +423,9 @@ pub struct Summary {
     pub first_token_ms: f64,
     /// Largest usage minus budget after the levers of a round; zero or less: the budget was always kept.
     pub overshoot_bytes_max: i64,
+    /// The most that was in use at any moment of a round, minus the more of the budget and what was in use when the round
+    /// began; zero or less: no transition took more than there was.
+    pub transition_overshoot_bytes_max: i64,
     /// Largest resident set that the system reported.
     pub rss_bytes_max: u64,
     /// Largest difference between the resident set and the books, at a sample.

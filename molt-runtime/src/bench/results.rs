@@ -7,18 +7,21 @@ use molt_models::kernels::isa_name;
 use molt_scheduler::units::Bytes;
 use serde::{Deserialize, Serialize};
 
+use super::ablations::AblationRow;
 use super::conditions::ConditionRow;
 use super::engine::EngineRow;
 use super::ladder::{ResidualRow, RungRow};
 use super::memory::MemoryRun;
+use super::shedding::SheddingRun;
 use super::switch_cost::SwitchCostRow;
+use super::tasks::TaskRow;
 use super::tenants::{PolicyRow, TenantsRun};
 use super::wire::WireRow;
 use crate::eval;
 use crate::memory;
 
 /// The version of the file's layout.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// Everything that was measured. A section that was not is absent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -40,15 +43,18 @@ pub struct Results {
     /// A spike in mid-answer, met in several ways.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub conditions: Option<Section<ConditionRow>>,
+    /// Small questions with a right answer, answered across a switch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tasks: Option<Section<TaskRow>>,
     /// A carry against reading again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub switch_cost: Option<Section<SwitchCostRow>>,
     /// How close carried caches are to native ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fidelity: Option<Section<eval::Row>>,
-    /// The most faithful carry with one of its means taken away at a time.
+    /// One of the means taken away at a time: of the most faithful carry, and of Molt under the spike.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub ablations: Option<Section<eval::Row>>,
+    pub ablations: Option<Section<AblationRow>>,
     /// Residuals of the maps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub residuals: Option<Section<ResidualRow>>,
@@ -67,6 +73,12 @@ pub struct Results {
     /// How fast memory comes back, whether the books are true, and a cold start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Section<MemoryRun>>,
+    /// What is still known when the oldest context has gone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shedding: Option<Section<SheddingRun>>,
+    /// The same of other ladders, measured in the same way by the same program on the same machine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub beside: Vec<Results>,
 }
 
 /// One part of the report.
@@ -208,6 +220,7 @@ impl Results {
             quick,
             ladder: None,
             conditions: None,
+            tasks: None,
             switch_cost: None,
             fidelity: None,
             ablations: None,
@@ -217,6 +230,8 @@ impl Results {
             wire: None,
             engine: None,
             memory: None,
+            shedding: None,
+            beside: Vec::new(),
         }
     }
 
@@ -225,33 +240,52 @@ impl Results {
         let text =
             std::fs::read_to_string(path).map_err(|source| ResultsError::Read { path: path.to_owned(), source })?;
         let malformed = |reason: String| ResultsError::Malformed { path: path.to_owned(), reason };
-        let results: Self = serde_json::from_str(&text).map_err(|e| malformed(e.to_string()))?;
-        match results.schema {
-            SCHEMA => Ok(results),
-            other => Err(malformed(format!("its schema is {other}, this version reads {SCHEMA}"))),
+        let value: serde_json::Value = serde_json::from_str(&text).map_err(|e| malformed(e.to_string()))?;
+        // Of another layout the first difference would be named, which says less.
+        let other = value.get("schema").and_then(serde_json::Value::as_u64).filter(|found| *found != u64::from(SCHEMA));
+        if let Some(other) = other {
+            return Err(malformed(format!("its schema is {other}, this version reads {SCHEMA}")));
         }
+        serde_json::from_value(value).map_err(|e| malformed(e.to_string()))
     }
 
-    /// What an earlier run of the same kind left, to go on from; something new where there is none.
+    /// What an earlier run of the same kind left, to go on from; something new where there is none. Another ladder than
+    /// the first stands beside it.
     pub fn take_up(path: &Path, name: &str, quick: bool) -> Result<Self, ResultsError> {
-        if !path.exists() {
-            return Ok(Self::new(name, quick));
-        }
-        let found = Self::read(path)?;
         let fresh = Self::new(name, quick);
+        if !path.exists() {
+            return Ok(fresh);
+        }
+        let mut found = Self::read(path)?;
         let kind = |of: &Self| {
             let (size, commit) = (if of.quick { "quick" } else { "full" }, of.program.commit.as_deref());
             let Machine { cpu, threads, isa, .. } = &of.machine;
             let Program { version, debug_assertions, .. } = &of.program;
             let built = if *debug_assertions { "with assertions" } else { "without assertions" };
             let commit = commit.unwrap_or("no commit");
-            format!("a {size} run of {} at {commit} ({version}, {built}) on {cpu} ({threads} threads, {isa})", of.name)
+            format!("a {size} run at {commit} ({version}, {built}) on {cpu} ({threads} threads, {isa})")
         };
-        if kind(&found) != kind(&fresh) {
-            let (path, found, expected) = (path.to_owned(), kind(&found), kind(&fresh));
+        if let Some(other) = found.each().find(|of| kind(of) != kind(&fresh)) {
+            let (path, found, expected) = (path.to_owned(), kind(other), kind(&fresh));
             return Err(ResultsError::OtherRun { path, found, expected });
         }
+        if found.each().all(|of| of.name != name) {
+            found.beside.push(fresh);
+        }
         Ok(found)
+    }
+
+    /// These, and those of the other ladders.
+    pub fn each(&self) -> impl Iterator<Item = &Self> {
+        std::iter::once(self).chain(&self.beside)
+    }
+
+    /// The results of a ladder that was taken up.
+    pub fn of(&mut self, name: &str) -> &mut Self {
+        match self.beside.iter().position(|other| other.name == name) {
+            Some(at) => &mut self.beside[at],
+            None => self,
+        }
     }
 
     /// Writes the file: aside, and renamed, so that an interrupted run leaves what it had.

@@ -47,7 +47,8 @@ pub enum SwitchCostError {
     Carry(#[from] CarryError),
 }
 
-const SETTINGS: [(&str, CarrySettings); 3] =
+/// What is timed: little, the usual and much read natively.
+pub const SETTINGS: [(&str, CarrySettings); 3] =
     [("fast", CarrySettings::FAST), ("default", CarrySettings::DEFAULT), ("faithful", CarrySettings::FAITHFUL)];
 
 /// Times carries of so many tokens over every bridge of a ladder. The tokens are arbitrary: cost does not depend on them.

@@ -22,7 +22,8 @@ use journal::{Place, Record};
 use pair::Pair;
 pub use rows::{Direction, Row};
 pub use setting::Setting;
-use windows::{Window, window_tokens, windows, windows_for};
+use windows::{Window, windows_for};
+pub(crate) use windows::{window_tokens, windows};
 
 /// What is judged.
 #[derive(Debug, Clone)]

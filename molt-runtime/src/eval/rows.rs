@@ -1,16 +1,10 @@
 //! Seams added up to rows: means with their spread over documents, medians of times.
 
-use rand::rngs::StdRng;
-use rand::{Rng as _, SeedableRng as _};
 use serde::{Deserialize, Serialize};
 
 use super::journal::Record;
 use super::setting::Setting;
-use crate::bench::stats::Spread;
-
-/// How often documents are drawn for the interval, and from which seed: the same records give the same row.
-const DRAWS: usize = 2_000;
-const SEED: u64 = 7;
+use crate::bench::stats::{Spread, interval};
 
 /// Which way a pair leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,58 +93,5 @@ impl Row {
             ppl_ratio: nll_delta_256.exp(),
             seams: records.len(),
         })
-    }
-}
-
-/// The middle 95 % of the mean over documents drawn with replacement: seams of one document are not independent.
-fn interval(values: &[(&str, f64)]) -> Option<(f64, f64)> {
-    let mut documents: Vec<(&str, f64, f64)> = Vec::new();
-    for (document, value) in values {
-        match documents.iter_mut().find(|(known, _, _)| known == document) {
-            Some((_, sum, count)) => (*sum, *count) = (*sum + value, *count + 1.0),
-            None => documents.push((document, *value, 1.0)),
-        }
-    }
-    if documents.len() < 2 {
-        return None;
-    }
-    let mut random = StdRng::seed_from_u64(SEED);
-    let mut means: Vec<f64> = (0..DRAWS)
-        .map(|_| {
-            let (mut sum, mut count) = (0.0, 0.0);
-            for _ in 0..documents.len() {
-                let (_, of_one, seams) = documents[random.random_range(0..documents.len())];
-                (sum, count) = (sum + of_one, count + seams);
-            }
-            sum / count
-        })
-        .collect();
-    means.sort_unstable_by(f64::total_cmp);
-    Some((means[DRAWS / 40], means[DRAWS - 1 - DRAWS / 40]))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_interval_knows_documents_from_seams() {
-        let check = |values: &[(&str, f64)], expected: Option<(f64, f64)>| {
-            let found = interval(values);
-            let close = |(a, b): ((f64, f64), (f64, f64))| (a.0 - b.0).abs() < 1e-9 && (a.1 - b.1).abs() < 1e-9;
-            assert!(found.zip(expected).map_or(found == expected, close), "{found:?} is not {expected:?}");
-        };
-        check(&[], None);
-        check(&[("a", 1.0), ("a", 3.0)], None);
-        check(&[("a", 2.0), ("b", 2.0)], Some((2.0, 2.0)));
-        // Two documents: half of the draws take the same one twice, however many seams it has.
-        check(&[("a", 0.0), ("b", 1.0)], Some((0.0, 1.0)));
-        check(&[("a", 0.0), ("a", 0.0), ("a", 0.0), ("b", 1.0)], Some((0.0, 1.0)));
-        // Many documents narrow it.
-        let names: Vec<String> = (0..100).map(|i| i.to_string()).collect();
-        let many: Vec<(&str, f64)> =
-            names.iter().enumerate().map(|(at, name)| (name.as_str(), if at < 50 { 0.0 } else { 1.0 })).collect();
-        let (low, high) = interval(&many).unwrap();
-        assert!(low > 0.35 && low < 0.47 && high > 0.53 && high < 0.65, "{low} {high}");
     }
 }

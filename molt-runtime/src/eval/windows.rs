@@ -7,17 +7,17 @@ pub(super) const SEAMS_A_WINDOW: usize = 4;
 
 /// Tokens of a document that are read at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Window {
+pub(crate) struct Window {
     /// The document's name.
-    pub(super) document: String,
+    pub(crate) document: String,
     /// Its first token there.
-    pub(super) start: usize,
+    pub(crate) start: usize,
     /// A context, what comes after it, and the token that the last position should foretell.
-    pub(super) tokens: Vec<u32>,
+    pub(crate) tokens: Vec<u32>,
 }
 
 /// Tokens that seams after `context` tokens need.
-pub(super) const fn window_tokens(context: usize) -> usize {
+pub(crate) const fn window_tokens(context: usize) -> usize {
     context + AFTER + 1
 }
 
@@ -33,7 +33,7 @@ pub(super) fn prefixes(context: usize) -> [usize; SEAMS_A_WINDOW] {
 
 /// `count` windows of `length` tokens, round and round over the documents that are long enough and spread evenly inside
 /// each. The same for the same documents: a run can be taken up again.
-pub(super) fn windows(documents: &[(String, Vec<u32>)], count: usize, length: usize) -> Vec<Window> {
+pub(crate) fn windows(documents: &[(String, Vec<u32>)], count: usize, length: usize) -> Vec<Window> {
     let usable: Vec<_> = documents.iter().filter(|(_, tokens)| tokens.len() >= length).collect();
     let mut windows = Vec::new();
     for index in 0..count {

@@ -47,7 +47,7 @@ pub(crate) struct Args {
 }
 
 /// `tier0:tier1`.
-fn pair(text: &str) -> Result<(RungIdx, RungIdx), String> {
+pub(crate) fn pair(text: &str) -> Result<(RungIdx, RungIdx), String> {
     let rung = |text: &str| text.strip_prefix("tier")?.parse().ok().filter(|i| *i < RungIdx::LIMIT).map(RungIdx::new);
     let both = text.split_once(':').and_then(|(from, to)| rung(from).zip(rung(to)));
     both.ok_or_else(|| format!("{text:?} is no pair such as tier0:tier1"))

@@ -14,12 +14,12 @@ use molt_runtime::bench::results::Section;
 use molt_runtime::bench::stats::Spread;
 use molt_scheduler::units::Bytes;
 
-use super::{Args, Part, plain_table, say};
+use super::{Args, Part, plain_table, said};
 
 /// Room beside the smallest rung for a short conversation, in MiB, and for nothing bigger.
 const COLD_ROOM_MIB: u64 = 160;
 
-pub(super) fn measure(args: &Args, ladder: &Arc<Ladder>, models: &Path) -> Result<Section<MemoryRun>> {
+pub(super) fn measure(args: &Args, name: &str, ladder: &Arc<Ladder>, models: &Path) -> Result<Section<MemoryRun>> {
     let started = Instant::now();
     let asked = if args.quick { 128 } else { args.prompts.iter().copied().max().unwrap_or(2_048) };
     let settings = MemorySettings {
@@ -32,7 +32,7 @@ pub(super) fn measure(args: &Args, ladder: &Arc<Ladder>, models: &Path) -> Resul
     let smallest = ladder.cost().rungs().next_back().map_or(Bytes::ZERO, |(_, cost)| cost.weights + cost.scratch);
     let start = DaemonSettings {
         program: daemon::beside()?,
-        ladder: args.ladder.clone(),
+        ladder: name.to_owned(),
         models: models.to_owned(),
         budget_mib: (smallest.get() >> 20) + COLD_ROOM_MIB,
     };
@@ -42,8 +42,7 @@ pub(super) fn measure(args: &Args, ladder: &Arc<Ladder>, models: &Path) -> Resul
     println!("\ncold start of {}: serving after {serving}, first token (tier{}) after {first}", cold.ladder, cold.rung);
     let run = MemoryRun { releases: report.releases, books: report.books, cold };
     let claims = run.claims();
-    say(Part::Memory, &claims);
-    Ok(Section { rows: vec![run], claims, took_s: started.elapsed().as_secs_f64() })
+    Ok(said(Part::Memory, Section { rows: vec![run], claims, took_s: started.elapsed().as_secs_f64() }))
 }
 
 fn releases(rows: &[ReleaseRow]) -> Table {
