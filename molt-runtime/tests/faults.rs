@@ -5,10 +5,11 @@
 mod common;
 
 use common::Run;
+use molt_kv::carry::Route;
 use molt_kv::faults::{Boundary, Fault, arm};
 use molt_runtime::engine::{AheadSettings, EngineSettings, Shadow};
 use molt_runtime::event::{Event, TroubleKind};
-use molt_scheduler::units::{Bytes, RungIdx};
+use molt_scheduler::units::{Bytes, RungIdx, Span};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 
@@ -161,4 +162,29 @@ fn a_second_fall_during_a_load_interrupts_only_where_it_does_not_hold_what_is_lo
     let tier1 = RungIdx::new(1);
     check_second_fall(|run| run.holds(tier1) - Bytes::new(64 << 10), false);
     check_second_fall(|run| run.engine.overhead() + run.engine.cost().get(tier1).unwrap().held(), true);
+}
+
+/// A rung that does not load when a conversation would be read ahead there is no reason to wait: it goes up as if there were
+/// no such thing, once the scheduler has loaded the rung itself.
+#[test]
+fn a_rung_that_fails_to_be_read_ahead_is_not_waited_for() {
+    // Longer than all rounds that are tried: who waited it out would never be above.
+    let ahead = AheadSettings { every: 1, catch_up: Span::from_millis(3_600_000), ..AheadSettings::default() };
+    let mut run = Run::with(EngineSettings { ahead, ..EngineSettings::default() });
+    let others_rest = arm(&[]);
+    run.ask(ANSWER);
+    let [tier0, tier1, tier2] = [0, 1, 2].map(RungIdx::new);
+    let writes = |at: RungIdx| move |event: &Event| matches!(event, Event::Token { rung, .. } if *rung == at);
+    let low = run.holds(tier2);
+    run.until(low, "an answer below", writes(tier2));
+    drop(others_rest);
+    let armed = arm(&[Fault { boundary: Boundary::ReadWeights, after: 0, panics: false }]);
+    let told = run.until(AMPLE, "an answer above", writes(tier0));
+    assert_eq!(armed.hit(), 1);
+    assert!(told.iter().any(|event| matches!(event, Event::Trouble { .. })), "nobody was told: {told:?}");
+    let to_tier1 = told.iter().find_map(|event| match event {
+        Event::Switch(switch) if switch.to == tier1 => Some(switch.route),
+        _ => None,
+    });
+    assert!(to_tier1.is_some_and(|route| route != Route::ReadAhead), "{to_tier1:?}: {told:?}");
 }
