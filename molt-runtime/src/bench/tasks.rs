@@ -335,6 +335,7 @@ fn claims(rows: &[TaskRow]) -> Vec<Claim> {
         let again = way.read_again()?;
         let (gained, lost) = apart(rows, way, again);
         let chance = sign_test(gained, lost);
+        let likely = if chance < 0.01 { "p < 0.01".to_owned() } else { format!("p = {chance:.2}") };
         let range = |way| {
             let (low, high) = wilson(right(rows, way), rows.len())?;
             Some(format!("{} of {} ({:.0} to {:.0} %)", right(rows, way), rows.len(), low * 100.0, high * 100.0))
@@ -343,7 +344,7 @@ fn claims(rows: &[TaskRow]) -> Vec<Claim> {
         Some(Claim::new(
             format!("{way}: no fewer right answers than where everything is read again"),
             gained >= lost || chance >= 0.05,
-            format!("{found} against {beside}; {gained} gained, {lost} lost, p = {chance:.2}"),
+            format!("{found} against {beside}; {gained} gained, {lost} lost, {likely}"),
         ))
     };
     Way::ALL.into_iter().filter_map(claim).collect()
