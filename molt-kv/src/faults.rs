@@ -87,6 +87,11 @@ pub fn arm(faults: &[Fault]) -> Armed {
 }
 
 impl Armed {
+    /// Other faults from now on, with passings counted anew. The turn is kept: nobody's faults come in between.
+    pub fn instead(&self, faults: &[Fault]) {
+        *STATE.lock() = State { faults: faults.to_vec(), ..State::default() };
+    }
+
     /// Has something done, once, when a boundary is passed after so many passings of it: what another thread may do at any
     /// moment, at a moment that is known.
     pub fn meanwhile(&self, boundary: Boundary, after: u64, deed: impl FnOnce() + Send + 'static) {

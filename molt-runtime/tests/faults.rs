@@ -1,10 +1,14 @@
 //! Every boundary of a switch made to fail, one passing after another and in pairs. Whatever happens, the answer is written to
 //! its end, the next one is too, the books return to nothing, and where the rungs were the same, so is every token.
+//!
+//! Faults are the process's, so each test takes its turn before it makes an engine.
 #![allow(clippy::unwrap_used, reason = "a test may stop where its ground is missing")]
 
 mod common;
 
 use common::Run;
+use std::sync::mpsc;
+
 use molt_kv::carry::Route;
 use molt_kv::faults::{Boundary, Fault, arm};
 use molt_runtime::engine::{AheadSettings, EngineSettings, Shadow};
@@ -28,9 +32,10 @@ struct Outcome {
 /// A conversation that goes down over every rung and up again; then another, alone; then nothing.
 fn conversation(shadow: Shadow, faults: &[Fault]) -> Outcome {
     let ahead = AheadSettings { shadow, every: 1, shadow_every: 2, ..AheadSettings::default() };
+    let armed = arm(&[]);
     let mut run = Run::with(EngineSettings { ahead, ..EngineSettings::default() });
     // Only now: a ladder that is broken when the engine is made is an error of the start.
-    let armed = arm(faults);
+    armed.instead(faults);
     let mut outcome = Outcome { troubles: Vec::new(), tokens: 0, rungs: Vec::new(), hit: 0, passed: Vec::new() };
     let [tier0, tier1, tier2] = [0, 1, 2].map(RungIdx::new);
     let budgets = [AMPLE, run.holds(tier1), run.holds(tier2), AMPLE];
@@ -129,8 +134,9 @@ fn whatever_fails_nothing_is_lost() {
 #[test]
 fn what_always_fails_is_given_up() {
     let faults: Vec<Fault> = (0..20).map(|after| Fault { boundary: Boundary::Compute, after, panics: true }).collect();
+    let armed = arm(&[]);
     let mut run = Run::new();
-    let _armed = arm(&faults);
+    armed.instead(&faults);
     run.ask(4);
     let mut told = Vec::new();
     let went_on: Vec<bool> = (0..9).map(|_| run.guarded(AMPLE, &mut told)).collect();
@@ -141,13 +147,14 @@ fn what_always_fails_is_given_up() {
 
 /// Whether the alarm rings where the budget falls again, to that, while the smaller rung is being loaded.
 fn check_second_fall(second: impl Fn(&Run) -> Bytes, rings: bool) {
+    let armed = arm(&[]);
     let mut run = Run::new();
     let tier1 = RungIdx::new(1);
     run.ask(60);
     run.until(AMPLE, "a token", |event| matches!(event, Event::Token { .. }));
     let (first, second, alarm) = (run.holds(tier1), second(&run), run.engine.alarm().clone());
     assert!(second < first && first < run.engine.usage(), "{second}, {first}, {}", run.engine.usage());
-    let armed = arm(&[]);
+    armed.instead(&[]);
     armed.meanwhile(Boundary::ReadWeights, 1, move || alarm.ring_if_over(second));
     let told = run.round(first);
     assert!(armed.passed(Boundary::ReadWeights) > 1, "the moment came");
@@ -170,15 +177,14 @@ fn a_second_fall_during_a_load_interrupts_only_where_it_does_not_hold_what_is_lo
 fn a_rung_that_fails_to_be_read_ahead_is_not_waited_for() {
     // Longer than all rounds that are tried: who waited it out would never be above.
     let ahead = AheadSettings { every: 1, catch_up: Span::from_millis(3_600_000), ..AheadSettings::default() };
+    let armed = arm(&[]);
     let mut run = Run::with(EngineSettings { ahead, ..EngineSettings::default() });
-    let others_rest = arm(&[]);
     run.ask(ANSWER);
     let [tier0, tier1, tier2] = [0, 1, 2].map(RungIdx::new);
     let writes = |at: RungIdx| move |event: &Event| matches!(event, Event::Token { rung, .. } if *rung == at);
     let low = run.holds(tier2);
     run.until(low, "an answer below", writes(tier2));
-    drop(others_rest);
-    let armed = arm(&[Fault { boundary: Boundary::ReadWeights, after: 0, panics: false }]);
+    armed.instead(&[Fault { boundary: Boundary::ReadWeights, after: 0, panics: false }]);
     let told = run.until(AMPLE, "an answer above", writes(tier0));
     assert_eq!(armed.hit(), 1);
     assert!(told.iter().any(|event| matches!(event, Event::Trouble { .. })), "nobody was told: {told:?}");
@@ -187,4 +193,17 @@ fn a_rung_that_fails_to_be_read_ahead_is_not_waited_for() {
         _ => None,
     });
     assert!(to_tier1.is_some_and(|route| route != Route::ReadAhead), "{to_tier1:?}: {told:?}");
+}
+
+/// Weights are in the books tensor by tensor, so that whoever looks while a rung is loaded sees how far it is.
+#[test]
+fn a_load_shows_in_the_books_while_it_lasts() {
+    let armed = arm(&[]);
+    let mut run = Run::new();
+    let (books, (see, seen)) = (run.engine.books(), mpsc::channel());
+    armed.meanwhile(Boundary::ReadWeights, 9, move || see.send(books.by_kind().weights_bytes).unwrap());
+    run.ask(10);
+    run.until(AMPLE, "a token", |event| matches!(event, Event::Token { .. }));
+    let (part, whole) = (seen.recv().unwrap(), run.engine.books().by_kind().weights_bytes);
+    assert!(part > Bytes::ZERO && part < whole, "{part} of {whole}");
 }
