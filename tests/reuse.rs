@@ -5,6 +5,7 @@
 use std::time::{Duration, Instant};
 
 use molt_tests::daemon::Daemon;
+use molt_tests::home::Home;
 use molt_tests::sum;
 use serde_json::{Value, json};
 
@@ -50,6 +51,60 @@ fn the_next_turn_reads_what_is_new_and_says_the_same() {
     // What was told to clients is what is counted.
     let total = cached + whole + again;
     assert_eq!(sum(&daemon.get("/metrics"), "molt_reused_tokens_total", &[]), f64::from(u32::try_from(total).unwrap()));
+}
+
+/// A daemon that is told to stop leaves the last conversation of each owner to the next one; one that is killed leaves none.
+#[test]
+fn the_next_turn_after_a_planned_restart_reads_what_is_new() {
+    let home = Home::new("");
+    let kept = || home.state().join("conversations");
+    let mut daemon = home.start();
+    let mail = register(&daemon, "mail");
+    let (first, length, _) = ask(&daemon, None, OPENING);
+    let next = format!("{OPENING}{first} The next year");
+    let (text, longer, _) = ask(&Daemon::start("[reuse]\nconversations = 0\n"), None, &next);
+    let stop = |mut daemon: Daemon, signal: &str| {
+        daemon.signal(signal);
+        assert_eq!(daemon.ended_well(), signal == "TERM");
+    };
+    daemon.signal("TERM");
+    assert!(daemon.ended_well());
+    // Nobody goes on with it, and it is left to the next.
+    for _ in 0..2 {
+        assert!(kept().join("0.cache").exists());
+        let daemon = home.start();
+        assert!(!kept().exists(), "it is for one daemon alone");
+        stop(daemon, "TERM");
+    }
+    let daemon = home.start();
+    assert_eq!(ask(&daemon, Some(&mail), &next), (text.clone(), longer, 0), "it is another tenant's");
+    let (found, _, cached) = ask(&daemon, None, &next);
+    assert_eq!(found, text, "to the last bit what reading everything makes");
+    assert!(cached + 2 >= length && cached < longer, "{cached} of {longer} tokens, {length} of them read before");
+    assert!(ask(&daemon, Some(&mail), &next).2 > 0, "the other tenant has its own");
+    assert!(!daemon.said().iter().any(|line| line.contains("\"kind\":\"state\"")), "{:?}", daemon.said());
+    stop(daemon, "TERM");
+    // What is not sound is refused by name, and read again.
+    let broken = |harm: fn(&mut Vec<u8>), file: &str, named: &str| {
+        let path = kept().join(file);
+        let mut bytes = std::fs::read(&path).unwrap();
+        harm(&mut bytes);
+        std::fs::write(&path, bytes).unwrap();
+        let daemon = home.start();
+        for key in [None, Some(mail.as_str())] {
+            assert_eq!(ask(&daemon, key, &next).0, text, "{named}");
+        }
+        assert!(daemon.says("\"kind\":\"state\"").contains(named), "{:?}", daemon.said());
+        stop(daemon, "TERM");
+    };
+    broken(|bytes| *bytes.last_mut().unwrap() ^= 1, "0.cache", "0.cache");
+    broken(|bytes| bytes.truncate(bytes.len() / 2), "1.cache", "1.cache");
+    broken(|bytes| bytes[5] ^= 1, "index", "conversations/index");
+    // A daemon that is killed leaves nothing, and nothing is missing.
+    let daemon = home.start();
+    ask(&daemon, None, &next);
+    stop(daemon, "KILL");
+    assert_eq!(ask(&home.start(), None, &next), (text, longer, 0));
 }
 
 #[test]

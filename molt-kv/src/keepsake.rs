@@ -67,19 +67,20 @@ impl Keepsake {
     /// Writes it as a record.
     ///
     /// # Errors
-    /// The disk's.
+    /// The disk's; or, as [`io::ErrorKind::InvalidData`], that it lies in a record whose checksums do not hold. With new ones
+    /// nobody would see that.
     pub fn write_record(&mut self, out: &mut impl Write) -> io::Result<()> {
-        let (start, sum) = match &self.record {
-            Some((_, at)) => (*at, record::SUM),
-            None => (0, 0),
-        };
         let mut reader = BufReader::new(&self.file);
-        reader.seek(SeekFrom::Start(start))?;
+        reader.seek(SeekFrom::Start(self.record.as_ref().map_or(0, |(_, at)| *at)))?;
         let length = self.shape.plane_bytes(self.slots.len());
-        let planes = (0..2 * self.shape.layers).map(|_| {
-            let (mut plane, mut told) = (vec![0; length], [0; record::SUM]);
+        let planes = (record::FIRST_PLANE..).take(2 * self.shape.layers).map(|part| {
+            let mut plane = vec![0; length];
             reader.read_exact(&mut plane)?;
-            reader.read_exact(&mut told[..sum])?;
+            if let Some((path, _)) = &self.record {
+                let mut told = [0; record::SUM];
+                reader.read_exact(&mut told)?;
+                record::hold(path, part, &plane, told).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+            }
             Ok(plane)
         });
         record::write_parts((self.shape, &self.slots, self.next_position), &self.source, planes, out)

@@ -196,12 +196,15 @@ pub(crate) fn read_planes(file: &File, path: &Path, at: u64, cache: &mut KvCache
     for (part, plane) in (FIRST_PLANE..).zip(cache.planes_mut()) {
         let mut told = [0; SUM];
         reader.read_exact(plane).and_then(|()| reader.read_exact(&mut told)).map_err(failed)?;
-        if told != sum(part, plane) {
-            let reason = "a checksum does not hold".to_owned();
-            return Err(RecordError::Broken { path: path.to_owned(), reason });
-        }
+        hold(path, part, plane, told)?;
     }
     Ok(())
+}
+
+/// Holds a part against its checksum.
+pub(crate) fn hold(path: &Path, part: usize, bytes: &[u8], told: [u8; SUM]) -> Result<(), RecordError> {
+    let broken = || RecordError::Broken { path: path.to_owned(), reason: "a checksum does not hold".to_owned() };
+    (told == sum(part, bytes)).then_some(()).ok_or_else(broken)
 }
 
 impl Keepsake {
@@ -308,6 +311,22 @@ mod tests {
         }
         let error = read(&path, &[&whole[..], &[0]].concat()).map(|_| ()).unwrap_err();
         assert!(error.contains("not as long"), "{error}");
+    }
+
+    #[test]
+    fn what_is_broken_gets_no_new_checksums() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("case.cache");
+        let whole = bytes_of(&filled(CachePrecision::F16));
+        let planes = whole.len() - 4 * (filled(CachePrecision::F16).shape().plane_bytes(10) + SUM);
+        for at in planes..whole.len() {
+            let mut altered = whole.clone();
+            altered[at] ^= 1;
+            std::fs::write(&path, &altered).unwrap();
+            let error = open(&path).unwrap().write_record(&mut Vec::new()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "altered at {at}");
+            assert!(error.to_string().contains("case.cache"), "{error}");
+        }
     }
 
     #[test]

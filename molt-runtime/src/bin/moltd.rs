@@ -184,6 +184,10 @@ fn run(args: &Args) -> Result<()> {
         let (mut watch, log) = (Watch::new(metrics.clone(), feed), Log::new(config.log));
         watch.see(&Event::Start(start(&ladder, &engine, 0)));
         let books = engine.books();
+        // Not before all that may fail: whoever takes it is the last to have it.
+        for left in state.iter().flat_map(|state| state.take_prefixes()) {
+            engine.adopt_prefix(left);
+        }
         let (client, ended) =
             EngineClient::start(engine, watched.clone(), config.workers(), watch, log.clone(), state.clone())?;
         let service = Arc::new(Service {

@@ -4,6 +4,7 @@
 mod ahead;
 mod background;
 mod carry;
+mod left;
 mod prefix;
 mod reaction;
 mod recover;
@@ -34,6 +35,8 @@ use molt_scheduler::{
 use ahead::Ahead;
 pub use ahead::{AheadSettings, Shadow};
 pub use background::HealSettings;
+pub use left::LeftPrefix;
+pub(crate) use left::MOST as MOST_LEFT;
 use reaction::Reaction;
 pub use resume::{Begun, Said};
 pub use sequence::AnswerRequest;

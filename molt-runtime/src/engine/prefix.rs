@@ -5,12 +5,13 @@
 
 use std::collections::VecDeque;
 
-use molt_kv::cache::{KvCache, Provenance};
+use molt_kv::cache::{KvCache, Provenance, Slot};
 use molt_kv::decoder::Decoder as _;
 use molt_scheduler::units::{Bytes, RungIdx, Tokens};
 use molt_scheduler::{SequenceId, TenantId};
 
 use crate::engine::Engine;
+use crate::engine::left::Left;
 use crate::engine::sequence::Sequence;
 
 /// Whose a conversation is: a tenant's, and of the user where that is known.
@@ -42,6 +43,20 @@ impl Engine {
         };
         // Where the load has failed the sequence waits again, and has nothing.
         let Some(loaded) = self.loaded.get(&rung) else { return Tokens::ZERO };
+        let found = self.prefixes.find(sequence.owner, rung, &sequence.tokens);
+        let in_memory = found.map_or(0, |(_, common)| common);
+        let left = self.prefixes.find_left(sequence.owner, rung, &sequence.tokens);
+        if let Some((at, common)) = left
+            && common > in_memory
+            && self.prefixes.left[at].kept.shape() == loaded.model.cache_shape()
+            && self.reuse_left(id, at, common)
+        {
+            return Tokens::from(common);
+        }
+        // The same once more, for what was left may be gone now.
+        let (Some(sequence), Some(loaded)) = (self.sequences.get_mut(&id), self.loaded.get(&rung)) else {
+            return Tokens::ZERO;
+        };
         let Some((kept, common)) = self.prefixes.find(sequence.owner, rung, &sequence.tokens) else {
             return Tokens::ZERO;
         };
@@ -60,26 +75,32 @@ impl Engine {
 
 /// A conversation that has ended.
 #[derive(Debug)]
-struct Kept {
-    owner: Owner,
-    rung: RungIdx,
+pub(super) struct Kept {
+    pub(super) owner: Owner,
+    pub(super) rung: RungIdx,
     /// All exact, and without gaps.
-    cache: KvCache,
+    pub(super) cache: KvCache,
 }
 
-impl Kept {
-    /// How many tokens a prompt has in common with it. The prompt's last token is read in any case: what comes after it is
-    /// what was asked for.
-    fn common(&self, prompt: &[u32]) -> usize {
-        let same = self.cache.slots().iter().zip(prompt).take_while(|(slot, token)| slot.token == **token).count();
-        same.min(prompt.len().saturating_sub(1))
-    }
+/// How many tokens a prompt has in common with a conversation. The prompt's last token is read in any case: what comes after it
+/// is what was asked for.
+fn common(slots: &[Slot], prompt: &[u32]) -> usize {
+    let same = slots.iter().zip(prompt).take_while(|(slot, token)| slot.token == **token).count();
+    same.min(prompt.len().saturating_sub(1))
+}
+
+/// How many tokens at the front are what a native read of them makes.
+pub(super) fn native(slots: &[Slot]) -> usize {
+    let native = |(slot, position): &(&Slot, u32)| slot.provenance == Provenance::Exact && slot.position == *position;
+    slots.iter().zip(0u32..).take_while(native).count()
 }
 
 /// All that is kept, oldest first.
 #[derive(Debug)]
 pub(super) struct Prefixes {
-    kept: VecDeque<Kept>,
+    pub(super) kept: VecDeque<Kept>,
+    /// What an earlier daemon has left, newest first; it takes no memory.
+    pub(super) left: Vec<Left>,
     /// Most conversations of one owner.
     each: usize,
 }
@@ -87,7 +108,12 @@ pub(super) struct Prefixes {
 impl Prefixes {
     /// Keeps so many conversations of each owner.
     pub(super) fn new(each: usize) -> Self {
-        Self { kept: VecDeque::new(), each }
+        Self { kept: VecDeque::new(), left: Vec::new(), each }
+    }
+
+    /// Whether anything is kept at all.
+    pub(super) fn keeps(&self) -> bool {
+        self.each > 0
     }
 
     /// Bytes in use, as the books have them.
@@ -97,21 +123,18 @@ impl Prefixes {
 
     /// Takes over the cache of an answer that has ended, as far as it is what a native read of its tokens makes.
     pub(super) fn keep(&mut self, owner: Owner, rung: RungIdx, mut cache: KvCache) {
-        let native = |(slot, position): &(&molt_kv::cache::Slot, u32)| {
-            slot.provenance == Provenance::Exact && slot.position == *position
-        };
-        let exact = cache.slots().iter().zip(0u32..).take_while(native).count();
+        let exact = native(cache.slots());
         if self.each == 0 || exact < WORTH {
             return;
         }
         cache.truncate(exact);
         let tokens: Vec<u32> = cache.slots().iter().map(|slot| slot.token).collect();
         // An earlier turn of the same conversation says nothing more.
-        let earlier = |kept: &Kept| {
-            let held = kept.cache.slots();
+        let earlier = |held: &[Slot]| {
             held.len() <= tokens.len() && held.iter().zip(&tokens).all(|(slot, token)| slot.token == *token)
         };
-        self.kept.retain(|kept| kept.owner != owner || kept.rung != rung || !earlier(kept));
+        self.kept.retain(|kept| kept.owner != owner || kept.rung != rung || !earlier(kept.cache.slots()));
+        self.left.retain(|left| left.owner != owner || left.rung != rung || !earlier(left.kept.slots()));
         if self.kept.iter().filter(|kept| kept.owner == owner).count() >= self.each
             && let Some(oldest) = self.kept.iter().position(|kept| kept.owner == owner)
         {
@@ -123,8 +146,16 @@ impl Prefixes {
     /// The owner's conversation on that rung which has most in common with a prompt, and how many tokens that is.
     pub(super) fn find(&self, owner: Owner, rung: RungIdx, prompt: &[u32]) -> Option<(&KvCache, usize)> {
         let own = self.kept.iter().filter(|kept| kept.owner == owner && kept.rung == rung);
-        let (kept, common) = own.map(|kept| (kept, kept.common(prompt))).max_by_key(|(_, common)| *common)?;
+        let (kept, common) =
+            own.map(|kept| (kept, common(kept.cache.slots(), prompt))).max_by_key(|(_, common)| *common)?;
         (common >= WORTH).then_some((&kept.cache, common))
+    }
+
+    /// The same of what an earlier daemon has left: which, and how many tokens.
+    fn find_left(&self, owner: Owner, rung: RungIdx, prompt: &[u32]) -> Option<(usize, usize)> {
+        let own = self.left.iter().enumerate().filter(|(_, left)| left.owner == owner && left.rung == rung);
+        let best = own.map(|(at, left)| (at, common(left.kept.slots(), prompt))).max_by_key(|(_, common)| *common)?;
+        (best.1 >= WORTH).then_some(best)
     }
 
     /// Gives the oldest back. False where nothing is kept.
@@ -135,12 +166,14 @@ impl Prefixes {
     /// A tenant has left.
     pub(super) fn forget(&mut self, tenant: TenantId) {
         self.kept.retain(|kept| kept.owner.0 != tenant);
+        self.left.retain(|left| left.owner.0 != tenant);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use molt_kv::cache::CacheShape;
+    use molt_kv::keepsake::Keepsake;
     use molt_kv::ledger::{Kind, Ledger};
     use molt_kv::numbers::CachePrecision;
     use serde_json::json;
@@ -153,6 +186,33 @@ mod tests {
         let mut cache = KvCache::new(SHAPE, Tokens::new(1_000), ledger).unwrap();
         cache.append(tokens).unwrap();
         cache
+    }
+
+    #[test]
+    fn what_an_earlier_daemon_has_left_is_found_until_it_says_nothing_more() {
+        let (ledger, mut prefixes, folder) = (Ledger::new(), Prefixes::new(2), tempfile::tempdir().unwrap());
+        let tenant: TenantId = serde_json::from_value(json!({"slot": 0, "generation": 0})).unwrap();
+        let (mail, other, top) = ((tenant, Some(1)), (tenant, Some(2)), RungIdx::TOP);
+        let talk = |from: u32, tokens: u32| -> Vec<u32> { (from..from + tokens).collect() };
+        for from in [0, 500] {
+            let kept = Keepsake::save(&cache(&ledger, &talk(from, 40)), "abc", folder.path()).unwrap();
+            prefixes.left.push(Left { owner: mail, rung: top, kept });
+        }
+        assert_eq!(prefixes.bytes(), Bytes::ZERO, "it takes no memory");
+        let check = |prefixes: &Prefixes, owner, rung, prompt: &[u32], expected: Option<(usize, usize)>| {
+            assert_eq!(prefixes.find_left(owner, rung, prompt), expected);
+        };
+        check(&prefixes, mail, top, &talk(0, 60), Some((0, 40)));
+        check(&prefixes, mail, top, &talk(500, 30), Some((1, 29)));
+        check(&prefixes, mail, top, &talk(0, 10), None);
+        check(&prefixes, mail, RungIdx::new(1), &talk(0, 60), None);
+        check(&prefixes, other, top, &talk(0, 60), None);
+        // Its next turn has ended; the other conversation may still go on.
+        prefixes.keep(mail, top, cache(&ledger, &talk(0, 50)));
+        check(&prefixes, mail, top, &talk(0, 60), None);
+        check(&prefixes, mail, top, &talk(500, 60), Some((0, 40)));
+        prefixes.forget(tenant);
+        check(&prefixes, mail, top, &talk(500, 60), None);
     }
 
     #[test]

@@ -178,7 +178,7 @@ impl Run {
         loop {
             match commands.recv_timeout(pause) {
                 Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => {
-                    self.record(true);
+                    self.keep_all();
                     return true;
                 }
                 Ok(command) => self.take(command),
@@ -187,7 +187,7 @@ impl Run {
             for command in commands.try_iter().take(COMMANDS) {
                 match command {
                     Command::Stop => {
-                        self.record(true);
+                        self.keep_all();
                         return true;
                     }
                     command => self.take(command),
@@ -238,6 +238,19 @@ impl Run {
                 (false, true) => Duration::ZERO,
                 (false, false) => PARKED,
             };
+        }
+    }
+
+    /// Keeps all that outlives a daemon that is told to stop.
+    fn keep_all(&mut self) {
+        self.record(true);
+        let Some(state) = &self.state else { return };
+        state.keep_prefixes(|folder| self.engine.write_prefixes(folder, |broken| state.tell(broken)));
+        // What goes wrong now no round tells any more.
+        for message in state.troubles() {
+            let event = Event::Trouble { kind: TroubleKind::State, route: None, message };
+            self.watch.see(&event);
+            self.log.tell(&event);
         }
     }
 

@@ -344,8 +344,11 @@ impl Tenants {
     #[must_use]
     pub fn with_state(self, state: Arc<State>, mut register: impl FnMut(&TenantClaim) -> Option<TenantId>) -> Self {
         let kept: Vec<KeptRegistration> = state.registrations();
+        state.name_tenant(self.default.lock().id, None);
         let restored = kept.into_iter().filter_map(|KeptRegistration { token, claim, user }| {
-            Some((TokenDigest::from_hex(&token)?, Registered::new(register(&claim)?, claim, user)))
+            let (digest, id) = (TokenDigest::from_hex(&token)?, register(&claim)?);
+            state.name_tenant(id, Some(digest.to_hex()));
+            Some((digest, Registered::new(id, claim, user)))
         });
         let by_token = Mutex::new(restored.collect());
         Self { by_token, secret: Secret(state.secret()), state: Some(state), ..self }
@@ -381,7 +384,11 @@ impl Tenants {
             return Err(NotServed::Registrations { limit: registrations_per_user, of_user: true });
         }
         let token = new_token(&mut rand::rng());
-        all.insert(self.secret.digest(&token), Registered::new(id, claim, user));
+        let digest = self.secret.digest(&token);
+        if let Some(state) = &self.state {
+            state.name_tenant(id, Some(digest.to_hex()));
+        }
+        all.insert(digest, Registered::new(id, claim, user));
         self.keep(&all);
         Ok(token)
     }
@@ -391,9 +398,10 @@ impl Tenants {
         let mut all = self.by_token.lock();
         let key = &self.secret.digest(key.unwrap_or_default());
         check_user(all.get(key).ok_or(NotServed::UnknownToken)?, user)?;
-        let left = all.remove(key).map(|registered| registered.id).ok_or(NotServed::UnknownToken);
+        let left = all.remove(key).map(|registered| registered.id).ok_or(NotServed::UnknownToken)?;
+        self.forget_names(&[left]);
         self.keep(&all);
-        left
+        Ok(left)
     }
 
     /// Whose request that is. The count of requests in flight goes down when what is returned is dropped.
@@ -420,9 +428,17 @@ impl Tenants {
         let mut all = self.by_token.lock();
         let gone: Vec<TenantId> = all.extract_if(.., over).map(|(_, registered)| registered.id).collect();
         if !gone.is_empty() {
+            self.forget_names(&gone);
             self.keep(&all);
         }
         gone
+    }
+
+    /// Nothing is kept any more for those who have left.
+    fn forget_names(&self, gone: &[TenantId]) {
+        for (state, tenant) in self.state.iter().flat_map(|state| gone.iter().map(move |tenant| (state, tenant))) {
+            state.forget_tenant(*tenant);
+        }
     }
 
     /// Everybody, without tokens: what was asked for, and the requests in flight.

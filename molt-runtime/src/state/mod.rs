@@ -1,10 +1,12 @@
-//! What outlives the daemon: answers that are being written, their caches, and who had registered.
+//! What outlives the daemon: answers that are being written, their caches, who had registered, and, where it is told to stop,
+//! what ended conversations leave for their next turn.
 //!
 //! All of it lies in one folder, which one daemon holds at a time. It must never be in the way: what cannot be written is
 //! told once, and the service goes on without it.
 
 mod answers;
 mod journal;
+mod prefixes;
 mod records;
 mod replace;
 #[cfg(test)]
@@ -18,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use molt_scheduler::TenantId;
 use parking_lot::Mutex;
 use rand::Rng as _;
 use serde::Serialize;
@@ -68,6 +71,7 @@ enum What {
     Registrations,
     Answers,
     Caches,
+    Conversations,
 }
 
 /// The folder, and what is in it.
@@ -79,6 +83,8 @@ pub struct State {
     settings: StateSettings,
     secret: [u8; SECRET],
     answers: Mutex<BTreeMap<String, Answer>>,
+    /// What tenants are called outside of this process.
+    tenants: Mutex<BTreeMap<TenantId, Option<String>>>,
     /// Of what the last that should have been written was not.
     failing: Mutex<BTreeSet<What>>,
     /// Not told yet.
@@ -113,6 +119,7 @@ impl State {
             settings,
             secret,
             answers: Mutex::default(),
+            tenants: Mutex::default(),
             failing: Mutex::default(),
             troubles: Mutex::default(),
         };
@@ -151,8 +158,7 @@ impl State {
     pub fn keep_registrations(&self, all: &impl Serialize) {
         let path = self.folder.join("tenants.json");
         let kept = serde_json::to_vec(all).map_err(io::Error::from).and_then(|mut bytes| {
-            let sum = crc32fast::hash(&bytes);
-            bytes.extend_from_slice(format!("\n{sum:08x}\n").as_bytes());
+            add_sum(&mut bytes);
             replace::replace(&path, &bytes)
         });
         self.judge(What::Registrations, &path, kept);
@@ -188,13 +194,21 @@ impl State {
     }
 }
 
+/// Adds a line with a checksum of what stands before it.
+fn add_sum(bytes: &mut Vec<u8>) {
+    let line = sum_line(bytes);
+    bytes.extend_from_slice(line.as_bytes());
+}
+
+fn sum_line(text: &[u8]) -> String {
+    format!("\n{:08x}\n", crc32fast::hash(text))
+}
+
 /// What stands before the line with its checksum.
 fn summed(bytes: &[u8]) -> io::Result<&[u8]> {
     let broken = || io::Error::other("a checksum does not hold");
     let (text, line) = bytes.split_at_checked(bytes.len().wrapping_sub(10)).ok_or_else(broken)?;
-    let told = std::str::from_utf8(line).ok().and_then(|line| line.strip_prefix('\n')?.strip_suffix('\n'));
-    let told = told.and_then(|told| u32::from_str_radix(told, 16).ok());
-    (told == Some(crc32fast::hash(text))).then_some(text).ok_or_else(broken)
+    (line == sum_line(text).as_bytes()).then_some(text).ok_or_else(broken)
 }
 
 /// The secret in that file, made if there is none.
