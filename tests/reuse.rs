@@ -100,6 +100,14 @@ fn the_next_turn_after_a_planned_restart_reads_what_is_new() {
     broken(|bytes| *bytes.last_mut().unwrap() ^= 1, "0.cache", "0.cache");
     broken(|bytes| bytes.truncate(bytes.len() / 2), "1.cache", "1.cache");
     broken(|bytes| bytes[5] ^= 1, "index", "conversations/index");
+    // Nor is what another configuration has made.
+    let config = std::fs::read_to_string(home.config()).unwrap();
+    std::fs::write(home.config(), format!("cache = \"f32\"\n{config}")).unwrap();
+    let daemon = home.start();
+    assert!(daemon.says("\"kind\":\"state\"").contains("no rung makes such a cache"), "{:?}", daemon.said());
+    assert_eq!(ask(&daemon, None, &next).2, 0);
+    stop(daemon, "KILL");
+    std::fs::write(home.config(), config).unwrap();
     // A daemon that is killed leaves nothing, and nothing is missing.
     let daemon = home.start();
     ask(&daemon, None, &next);

@@ -119,16 +119,32 @@ impl Engine {
         Ok(written)
     }
 
-    /// Takes over what a conversation has left to this daemon, if it is of a rung and is what a native read makes.
+    /// Takes over what a conversation has left to this daemon, if it is of a rung and is what a native read makes. If not, that
+    /// is told.
     pub fn adopt_prefix(&mut self, LeftPrefix { tenant, user, precision, cache: kept }: LeftPrefix<Keepsake>) {
+        if !self.prefixes.keeps() {
+            return;
+        }
         let mut rungs = self.ladder.rungs().iter().zip(self.ladder.cost().rungs());
         let own = |rung: &Rung| {
             let same = rung.source() == kept.source() && rung.cache_shape() == kept.shape();
             same && rung.precision().to_string() == precision
         };
-        let Some((_, (rung, _))) = rungs.find(|(rung, _)| own(rung)) else { return };
-        if native(kept.slots()) == kept.slots().len() && self.prefixes.keeps() {
-            self.prefixes.left.push(Left { owner: (tenant, user), rung, kept });
+        let found = rungs.find(|(rung, _)| own(rung)).map(|(_, (rung, _))| rung);
+        drop(rungs);
+        match found {
+            Some(rung) if native(kept.slots()) == kept.slots().len() => {
+                self.prefixes.left.push(Left { owner: (tenant, user), rung, kept });
+            }
+            _ => {
+                let source = kept.source();
+                self.trouble(
+                    TroubleKind::State,
+                    format!(
+                        "a conversation is read again: no rung makes such a cache as {source} at {precision} has left"
+                    ),
+                );
+            }
         }
     }
 
