@@ -6,6 +6,9 @@
 //!
 //! The queues between the engine and the service are not among them: they are of `tokio`, which checks its own with loom, and of
 //! `crossbeam-channel`, which is not written for it.
+//!
+//! Built for its models alone: the modules' own tests are about the real thing, and run where they lie.
+#![cfg(not(test))]
 #![allow(dead_code, unreachable_pub, reason = "a model uses a part of the module that it is about")]
 
 // The modules name the crates that they lie in.
