@@ -4,7 +4,8 @@
 //! service stops the books return to nothing and the folder holds what has ended, whole.
 #![allow(clippy::unwrap_used, reason = "a test may stop where its ground is missing")]
 
-use std::num::NonZeroU16;
+mod common;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +22,7 @@ use molt_runtime::service::{Asked, EngineClient, Kind, Log, LogLevel, Watch, fee
 use molt_runtime::state::{AnswerHead, Owner, State, StateSettings};
 use molt_runtime::workers::Workers;
 use molt_scheduler::units::{Bytes, RungIdx, Span, Time, Tokens};
-use molt_scheduler::{Class, Config, TenantId, TenantSpec};
+use molt_scheduler::{Config, TenantId};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 
@@ -152,15 +153,7 @@ fn conversation(failing: &[Failing]) -> Outcome {
     let sources = ladder.rungs().iter().map(|rung| rung.source().to_owned()).collect();
     let config = Config { patience: Span::from_millis(30), residence: Span::from_millis(30), ..Config::default() };
     let mut engine = Engine::new(ladder, config, EngineSettings::default()).unwrap();
-    let spec = TenantSpec {
-        class: Class::Foreground,
-        weight: NonZeroU16::MIN,
-        floor: engine.cost().bottom(),
-        ceiling: RungIdx::TOP,
-        context_limit: Tokens::new(1_000),
-        quota: None,
-    };
-    let tenant = engine.register("chat", spec);
+    let tenant = engine.register("chat", common::spec(&engine));
     let budgets = [AMPLE, holds(&engine, RungIdx::new(1)), holds(&engine, RungIdx::new(2)), AMPLE];
     let (books, overhead, metrics) = (engine.books(), engine.overhead(), Metrics::new());
     let budget = Arc::new(AtomicU64::new(AMPLE.get()));

@@ -113,6 +113,21 @@ pub struct SheddingRun {
 }
 
 impl SheddingRun {
+    /// Nothing measured yet.
+    fn new(rung: String, context_tokens: usize, shed_tokens: usize) -> Self {
+        Self {
+            rung,
+            context_tokens,
+            shed_tokens,
+            chance_ratio: 0.0,
+            recall: Vec::new(),
+            rest: Vec::new(),
+            shed_ms: Vec::new(),
+            truncated_ms: Vec::new(),
+            freed_bytes: 0,
+        }
+    }
+
     /// What was found about facts of a place.
     pub fn recall_of(&self, left: Left, place: Place) -> Option<&RecallRow> {
         self.recall.iter().find(|row| row.left == left && row.place == place)
@@ -228,20 +243,8 @@ pub fn measure(
     let ledger = Ledger::new();
     let rung = ladder.rung(settings.rung).ok_or(SheddingError::NoRung(settings.rung))?;
     let bench = Bench { model: rung.load(&ledger, &StopFlag::new())?, ladder, ledger, front };
-    let mut runs: Vec<SheddingRun> = amounts
-        .iter()
-        .map(|amount| SheddingRun {
-            rung: settings.rung.to_string(),
-            context_tokens: context,
-            shed_tokens: *amount,
-            chance_ratio: 0.0,
-            recall: Vec::new(),
-            rest: Vec::new(),
-            shed_ms: Vec::new(),
-            truncated_ms: Vec::new(),
-            freed_bytes: 0,
-        })
-        .collect();
+    let mut runs: Vec<SheddingRun> =
+        amounts.iter().map(|amount| SheddingRun::new(settings.rung.to_string(), context, *amount)).collect();
     for seed in (1..).take(settings.facts) {
         let facts = Facts::draw(ladder.tokenizer(), context, seed)?;
         // What is shed is counted from the front, so that a context that is a little shorter keeps a little less.
@@ -406,17 +409,7 @@ mod tests {
     use super::*;
 
     fn run() -> SheddingRun {
-        SheddingRun {
-            rung: "tier1".to_owned(),
-            context_tokens: 40,
-            shed_tokens: 20,
-            chance_ratio: 0.0,
-            recall: Vec::new(),
-            rest: Vec::new(),
-            shed_ms: Vec::new(),
-            truncated_ms: Vec::new(),
-            freed_bytes: 0,
-        }
+        SheddingRun::new("tier1".to_owned(), 40, 20)
     }
 
     #[test]

@@ -15,6 +15,18 @@ use molt_scheduler::{Class, Config, SequenceId, TenantId, TenantSpec};
 /// Tokens of a conversation's prompt: more than a pass reads at once.
 pub(crate) const PROMPT: usize = 400;
 
+/// Somebody in the foreground who takes whatever rung there is.
+pub(crate) fn spec(engine: &Engine) -> TenantSpec {
+    TenantSpec {
+        class: Class::Foreground,
+        weight: NonZeroU16::MIN,
+        floor: engine.cost().bottom(),
+        ceiling: RungIdx::TOP,
+        context_limit: Tokens::new(1_000),
+        quota: None,
+    }
+}
+
 pub(crate) struct Run {
     pub(crate) engine: Engine,
     tenant: TenantId,
@@ -36,15 +48,7 @@ impl Run {
         let config =
             Config { patience: Span::from_millis(100), residence: Span::from_millis(100), ..Config::default() };
         let mut engine = Engine::new(ladder, config, settings).unwrap();
-        let spec = TenantSpec {
-            class: Class::Foreground,
-            weight: NonZeroU16::MIN,
-            floor: engine.cost().bottom(),
-            ceiling: RungIdx::TOP,
-            context_limit: Tokens::new(1_000),
-            quota: None,
-        };
-        let tenant = engine.register("chat", spec);
+        let tenant = engine.register("chat", spec(&engine));
         Self { engine, tenant, prompt, now: Time::START }
     }
 

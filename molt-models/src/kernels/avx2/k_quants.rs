@@ -1,4 +1,5 @@
-//! Blocks of 256 weights with scales of their own for each run: four bits (Q4_K) and six (Q6_K).
+//! Blocks of 256 weights with scales of their own for each run: four bits (Q4_K) and six (Q6_K). A lone token goes another
+//! way, see `k_alone.rs`.
 
 use std::arch::x86_64::*;
 
@@ -54,7 +55,7 @@ pub(super) fn q4_k<const T: usize>(rows: &Rows<'_>, x: Inputs<'_, T>, out: &mut 
             ),
         ];
         sums[..x.count()].fill(_mm256_setzero_si256());
-        // Spelled out, so that positions are constants and a lone token's sums stay in a register.
+        // Spelled out, so that positions are constants.
         four_bits::<T, 0>(rows, at, scales[0], x, block, &mut sums);
         four_bits::<T, 1>(rows, at, scales[0], x, block, &mut sums);
         four_bits::<T, 2>(rows, at, scales[1], x, block, &mut sums);
