@@ -199,6 +199,21 @@ impl FileRegion {
         }
     }
 
+    /// Has the system read what lies in `range` into its page cache, where it is not yet. That makes nothing resident here and
+    /// charges nothing: the pages are clean and the system's to drop. May take as long as the reading.
+    pub fn fetch(&self, range: std::ops::Range<usize>) {
+        let Some(bytes) = self.bytes().get(range) else { return };
+        let page = page_size();
+        let start = bytes.as_ptr().addr() / page * page;
+        let before = bytes.as_ptr().addr() - start;
+        // SAFETY: advice that changes no content, from the beginning of the page on which the bytes begin, which is mapped as
+        // they are. Where the system does not take it, the pages come when they are touched.
+        unsafe {
+            let first = bytes.as_ptr().sub(before).cast_mut();
+            libc::madvise(first.cast(), bytes.len() + before, libc::MADV_WILLNEED)
+        };
+    }
+
     /// Takes the pages that lie wholly in `range` out of the resident set and leaves them in the page cache. Returns
     /// the bytes that these pages are.
     pub fn forget(&self, range: std::ops::Range<usize>) -> Option<std::ops::Range<usize>> {
@@ -251,6 +266,18 @@ pub fn trim_heap() {
     unsafe {
         libc::malloc_trim(0);
     }
+}
+
+/// Bytes of the heap that are in use, large blocks with mappings of their own included. Only glibc says.
+pub fn heap_in_use() -> Option<usize> {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        // SAFETY: a call without arguments in memory; it only reads the allocator's counters.
+        let heap = unsafe { libc::mallinfo2() };
+        Some(heap.uordblks + heap.hblkhd)
+    }
+    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+    None
 }
 
 /// Bytes of a page.
@@ -319,6 +346,33 @@ mod tests {
         drop(part);
         assert_eq!((in_page_cache(&region), ledger.files(), ledger.total()), (0, Bytes::ZERO, Bytes::ZERO));
         assert!(region.bytes().iter().all(|byte| *byte == 7), "it is read from the file again");
+    }
+
+    #[test]
+    fn what_is_fetched_is_in_the_page_cache_and_in_no_books() {
+        const PAGES: usize = 64;
+        let Ok(mut file) = tempfile::NamedTempFile::new_in("/var/tmp") else {
+            println!("not checked: no files in /var/tmp, where pages of memory file systems would stay");
+            return;
+        };
+        std::io::Write::write_all(&mut file, &vec![7; PAGES * page_size()]).unwrap();
+        file.as_file().sync_all().unwrap();
+        let region = FileRegion::open(file.path()).unwrap();
+        region.release(0..PAGES * page_size());
+        assert_eq!(in_page_cache(&region), 0);
+        let check = |range: std::ops::Range<usize>, least: usize| {
+            region.fetch(range);
+            // The system reads while we go on.
+            let there = (0..500).any(|_| {
+                std::thread::sleep(std::time::Duration::from_millis(10));
+                in_page_cache(&region) >= least
+            });
+            assert!(there, "{} of {least} pages", in_page_cache(&region));
+        };
+        check(page_size() + 5..3 * page_size(), 2);
+        check(0..PAGES * page_size(), PAGES);
+        region.fetch(0..PAGES * page_size() + 1);
+        region.fetch(7..7);
     }
 
     #[test]

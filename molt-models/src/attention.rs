@@ -18,22 +18,22 @@ const TILE: usize = 64;
 const QUERIES: usize = 16;
 
 /// `queries [slots, heads, head_dim]` (after RoPE) over the cached tokens up to each one's own slot, into `out` of the
-/// same shape. Cost grows with what is cached, not with its limit.
+/// same shape. Slots rise, and may lie apart. Cost grows with what is cached, not with its limit.
 pub(crate) fn attend(
     config: &ModelConfig,
     cache: &KvCache,
     layer: usize,
-    slots: Range<usize>,
+    slots: &[usize],
     queries: &[f32],
     out: &mut [f32],
 ) {
     let width = config.q_width();
     let group_width = width / config.kv_heads;
-    if slots.len() == 1 {
+    if slots.len() <= 1 {
         // A lone token: the heads are shared out.
         return out.par_chunks_mut(group_width).enumerate().for_each(|(head, out)| {
             let own = head * group_width..(head + 1) * group_width;
-            Pass::new(config, cache, layer, head).run(slots.start, &[&queries[own]], &mut [out]);
+            Pass::new(config, cache, layer, head).run(slots, &[&queries[own]], &mut [out]);
         });
     }
     out.par_chunks_mut(QUERIES * width).enumerate().for_each(|(block, out)| {
@@ -43,7 +43,8 @@ pub(crate) fn attend(
             let mut rows: Vec<&mut [f32]> = out.chunks_exact_mut(width).map(|row| &mut row[own.clone()]).collect();
             let queries = queries[first * width..].chunks_exact(width).map(|row| &row[own.clone()]);
             let queries: Vec<&[f32]> = queries.take(rows.len()).collect();
-            Pass::new(config, cache, layer, head).run(slots.start + first, &queries, &mut rows);
+            let slots = &slots[first..first + rows.len()];
+            Pass::new(config, cache, layer, head).run(slots, &queries, &mut rows);
         }
     });
 }
@@ -54,7 +55,7 @@ pub(crate) fn add_received(
     config: &ModelConfig,
     cache: &KvCache,
     layer: usize,
-    slots: Range<usize>,
+    slots: &[usize],
     queries: &[f32],
     received: &mut [f32],
 ) {
@@ -69,7 +70,7 @@ pub(crate) fn add_received(
                 let own = head * group_width..(head + 1) * group_width;
                 let queries = queries[first * width..].chunks_exact(width).map(|row| &row[own.clone()]);
                 let queries: Vec<&[f32]> = queries.take(QUERIES).collect();
-                Pass::new(config, cache, layer, *head).weights(slots.start + first, &queries)
+                Pass::new(config, cache, layer, *head).weights(&slots[*first..first + queries.len()], &queries)
             })
             .collect();
         // In the order of the blocks, so that the sums do not depend on who was first.
@@ -104,8 +105,8 @@ impl<'a> Pass<'a> {
         Self { config, cache, layer, head, keys: tile.clone(), values: tile }
     }
 
-    /// Queries of consecutive slots from `first` on, each `[group, head_dim]`.
-    fn run(mut self, first: usize, queries: &[&[f32]], out: &mut [&mut [f32]]) {
+    /// Queries of slots that rise, each `[group, head_dim]`.
+    fn run(mut self, slots: &[usize], queries: &[&[f32]], out: &mut [&mut [f32]]) {
         let dim = self.config.head_dim;
         let group = self.config.heads / self.config.kv_heads;
         let scale = (dim as f32).powf(-0.5);
@@ -115,14 +116,14 @@ impl<'a> Pass<'a> {
         let mut mixed = vec![0.0f32; rows * dim];
         let mut scores = vec![0.0f32; rows * TILE];
         let mut running = vec![Running { top: f32::NEG_INFINITY, sum: 0.0 }; rows];
-        let end = first + queries.len();
+        let end = slots.last().map_or(0, |last| last + 1);
         for start in (0..end).step_by(TILE) {
             self.widen(start..(start + TILE).min(end));
             scores.fill(0.0);
             panel(Left { values: &scaled, rows, width: dim, stride: dim }, &self.keys, TILE, &mut scores);
             for (row, scores) in scores.chunks_exact_mut(TILE).enumerate() {
                 // Causal: nothing after the query's own slot.
-                let seen = (first + row / group + 1).saturating_sub(start).min(TILE);
+                let seen = (slots[row / group] + 1).saturating_sub(start).min(TILE);
                 scores[seen..].fill(f32::NEG_INFINITY);
                 if seen == 0 {
                     scores.fill(0.0);
@@ -148,12 +149,12 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// What each cached token gets of the softmaxes of consecutive queries from slot `first` on, added up.
-    fn weights(mut self, first: usize, queries: &[&[f32]]) -> Vec<f32> {
+    /// What each cached token gets of the softmaxes of queries of slots that rise, added up.
+    fn weights(mut self, slots: &[usize], queries: &[&[f32]]) -> Vec<f32> {
         let dim = self.config.head_dim;
         let group = self.config.heads / self.config.kv_heads;
         let scale = (dim as f32).powf(-0.5);
-        let (rows, end) = (queries.len() * group, first + queries.len());
+        let (rows, end) = (queries.len() * group, slots.last().map_or(0, |last| last + 1));
         let scaled: Vec<f32> = queries.iter().copied().flatten().map(|q| q * scale).collect();
         let mut scores = vec![0.0f32; rows * TILE];
         let mut running = vec![Running { top: f32::NEG_INFINITY, sum: 0.0 }; rows];
@@ -165,7 +166,7 @@ impl<'a> Pass<'a> {
                 scores.fill(0.0);
                 panel(Left { values: &scaled, rows, width: dim, stride: dim }, &self.keys, TILE, &mut scores);
                 for (row, (scores, running)) in scores.chunks_exact_mut(TILE).zip(&mut running).enumerate() {
-                    let seen = (first + row / group + 1).saturating_sub(start).min(TILE);
+                    let seen = (slots[row / group] + 1).saturating_sub(start).min(TILE);
                     let scores = &mut scores[..seen];
                     if dividing {
                         exp_sum(scores, running.top);

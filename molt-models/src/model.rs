@@ -430,21 +430,18 @@ impl Segment<'_> {
 
     /// Writes all of its keys and values, and then has each of its queries look at what is cached up to its own slot.
     fn attend(&mut self, config: &ModelConfig, layer: usize, (q, k, v): (&[f32], &[f32], &[f32]), mixed: &mut [f32]) {
-        let (width, q_width) = (config.kv_width(), config.q_width());
+        let width = config.kv_width();
         let mut first = 0;
         for stretch in &self.stretches {
             let own = first * width..(first + stretch.len()) * width;
             self.cache.write(layer, stretch.start, &k[own.clone()], &v[own]);
             first += stretch.len();
         }
-        first = 0;
-        for stretch in &self.stretches {
-            let own = first * q_width..(first + stretch.len()) * q_width;
-            attend(config, self.cache, layer, stretch.clone(), &q[own.clone()], &mut mixed[own.clone()]);
-            if let Some(received) = self.received.as_deref_mut() {
-                add_received(config, self.cache, layer, stretch.clone(), &q[own], received);
-            }
-            first += stretch.len();
+        // Those that lie apart look together all the same: what they look at is widened once for many of them.
+        let slots: Vec<usize> = self.stretches.iter().cloned().flatten().collect();
+        attend(config, self.cache, layer, &slots, q, mixed);
+        if let Some(received) = self.received.as_deref_mut() {
+            add_received(config, self.cache, layer, &slots, q, received);
         }
     }
 }

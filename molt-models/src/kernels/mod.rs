@@ -29,7 +29,18 @@ enum Isa {
     Avx2,
 }
 
+/// Names kernels that are less than what the processor can do, to compare them: `portable` or `avx2`.
+const OVERRIDE: &str = "MOLT_KERNELS";
+
+/// Whether kernels are held to those of that name.
+fn held_to(name: &str) -> bool {
+    std::env::var_os(OVERRIDE).is_some_and(|held| held == name)
+}
+
 static ISA: LazyLock<Isa> = LazyLock::new(|| {
+    if held_to("portable") {
+        return Isa::Portable;
+    }
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
         return Isa::Avx2;
@@ -42,7 +53,7 @@ pub fn isa_name() -> &'static str {
     match *ISA {
         Isa::Portable => "portable",
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => "avx2",
+        Isa::Avx2 => avx2::dots::Dots::best().name(),
     }
 }
 

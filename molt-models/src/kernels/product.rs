@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use crate::kernels::activations::{Activations, block_len, words};
 #[cfg(target_arch = "x86_64")]
-use crate::kernels::avx2;
+use crate::kernels::avx2::{self, dots::Dots};
 use crate::kernels::columns::Columns;
 use crate::kernels::{Format, ISA, Isa, Left, RUN, Weights, panel, portable};
 
@@ -205,7 +205,9 @@ impl Job<'_> {
                     let bytes = &weights.bytes[start * weights.row_bytes..];
                     let eight = avx2::tile::Rows::new(bytes, weights.row_bytes);
                     // SAFETY: `Isa::Avx2` is only chosen where the processor has AVX2, FMA and F16C.
-                    unsafe { avx2::tile::multiply(weights.format, &eight, x, tokens.clone(), &mut sums) };
+                    unsafe {
+                        avx2::tile::multiply(weights.format, &eight, (x, Dots::best()), tokens.clone(), &mut sums)
+                    };
                 }
                 _ => {
                     for (token, sums) in tokens.clone().zip(&mut sums) {

@@ -91,6 +91,34 @@ proptest! {
         }
     }
 
+    /// Whichever instructions make the products of bytes: the best ones hide the others from the test above.
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn every_way_to_multiply_bytes_gives_the_same(seed: u64, which in 0usize..6, m in 2usize..70) {
+        use super::avx2::{dots::Dots, tile};
+        if *ISA != Isa::Avx2 {
+            return Ok(());
+        }
+        let (format, _) = ALL[which];
+        let bytes = blocks(format, 8, 512, seed);
+        let row_bytes = format.row_bytes(512).unwrap();
+        let weights = Weights::new(format, 8, 512, &bytes).unwrap();
+        let input = values(m * 512, seed);
+        let mut room = vec![0; words(m, 512, block_len(format))];
+        let (x, _) = Activations::new(&input, 512, block_len(format), &mut room);
+        for dots in Dots::all() {
+            let mut sums = [[0.0f32; 8]; 128];
+            // SAFETY: the processor was asked for AVX2, and `Dots::all` gives only what it has.
+            unsafe { tile::multiply(format, &tile::Rows::new(&bytes, row_bytes), (&x, dots), 0..m, &mut sums) };
+            for (token, sums) in sums.iter().take(m).enumerate() {
+                for (row, got) in sums.iter().enumerate() {
+                    let expected = portable::dot_quantized(format, weights.row(row), &x, token);
+                    prop_assert_eq!(got.to_bits(), expected.to_bits(), "{:?} {:?}: {} {}", format, dots, got, expected);
+                }
+            }
+        }
+    }
+
     /// What one token gets does not depend on who is read beside it.
     #[test]
     fn a_row_is_the_same_alone_and_among_others(seed: u64, which in 0usize..8) {

@@ -101,8 +101,8 @@ fn four_bits<const T: usize, const PAIR: usize>(
     let run = 8 * block + 2 * PAIR;
     let byte = if PAIR.is_multiple_of(2) { 0 } else { 2 };
     let (first, second) = (pair_of(scales, byte), pair_of(scales, byte + 1));
-    accumulate::<8, T>(&lows, [first, first], x.quants(run), sums);
-    accumulate::<8, T>(&highs, [second, second], x.quants(run + 1), sums);
+    accumulate::<8, T>(&lows, [first, first], &x, run, sums);
+    accumulate::<8, T>(&highs, [second, second], &x, run + 1, sums);
 }
 
 /// `sum over the block's runs of factors[run] . sums of the run's halves`.
@@ -134,10 +134,10 @@ pub(super) fn q6_k<const T: usize>(rows: &Rows<'_>, x: Inputs<'_, T>, out: &mut 
             let top = rows.run(at + 128 + 32 * side);
             let run = 8 * block + 4 * side;
             let (near, far) = if side == 0 { (scales[0], scales[1]) } else { (scales[2], scales[3]) };
-            six_bits::<T, 0>(&low, &top, near, x.quants(run), &mut sums);
-            six_bits::<T, 1>(&high, &top, near, x.quants(run + 1), &mut sums);
-            six_bits::<T, 2>(&low, &top, far, x.quants(run + 2), &mut sums);
-            six_bits::<T, 3>(&high, &top, far, x.quants(run + 3), &mut sums);
+            six_bits::<T, 0>(&low, &top, near, (&x, run), &mut sums);
+            six_bits::<T, 1>(&high, &top, near, (&x, run + 1), &mut sums);
+            six_bits::<T, 2>(&low, &top, far, (&x, run + 2), &mut sums);
+            six_bits::<T, 3>(&high, &top, far, (&x, run + 3), &mut sums);
         }
         let factors: [__m256i; 8] = [
             signed_bytes(scales[0], 0, 1),
@@ -167,7 +167,7 @@ fn six_bits<const T: usize, const PART: usize>(
     low: &[__m256i; 8],
     top: &[__m256i; 8],
     scales: __m256i,
-    x: &[[i32; 8]],
+    (x, run): (&Inputs<'_, T>, usize),
     sums: &mut [__m256i; T],
 ) {
     let mut weights = [_mm256_setzero_si256(); 8];
@@ -184,5 +184,5 @@ fn six_bits<const T: usize, const PART: usize>(
     }
     let byte = if PART.is_multiple_of(2) { 0 } else { 2 };
     let scales = [signed_bytes(scales, byte, byte), signed_bytes(scales, byte + 1, byte + 1)];
-    accumulate::<2, T>(&weights, scales, x, sums);
+    accumulate::<2, T>(&weights, scales, x, run, sums);
 }

@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 use crate::kernels::format::{Format, RUN};
 use crate::kernels::portable;
 
+pub(super) mod dots;
 pub(super) mod floats;
 pub(super) mod k_alone;
 mod k_quants;

@@ -9,6 +9,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use crate::kernels::activations::Activations;
+use crate::kernels::avx2::dots::{Dots, each, scaled};
 use crate::kernels::avx2::k_quants::{q4_k, q6_k};
 use crate::kernels::format::Format;
 
@@ -30,6 +31,7 @@ pub(super) struct Inputs<'a, const T: usize> {
     pub(super) x: &'a Activations<'a>,
     first: usize,
     count: usize,
+    dots: Dots,
 }
 
 impl<'a, const T: usize> Inputs<'a, T> {
@@ -161,11 +163,13 @@ unsafe fn pair(low: *const u8, high: *const u8) -> __m256i {
 pub(in crate::kernels) fn multiply<const T: usize>(
     format: Format,
     rows: &Rows<'_>,
-    x: &Activations<'_>,
+    (x, dots): (&Activations<'_>, Dots),
     tokens: Range<usize>,
     out: &mut Sums<T>,
 ) {
-    let x = Inputs { x, first: tokens.start, count: tokens.len() };
+    // A lone token waits for memory, not for products: a function for it would be called in vain.
+    let dots = if T == 1 { Dots::Pairs } else { dots };
+    let x = Inputs { x, first: tokens.start, count: tokens.len(), dots };
     out[..x.count()].fill([0.0; LANES]);
     match format {
         Format::Q4_0 => runs::<Q4_0, T>(rows, x, out),
@@ -226,17 +230,43 @@ pub(super) fn products<const GROUP: usize>(weights: &[__m256i; 8], scales: [__m2
     total
 }
 
-/// [`products`] for all tokens, added to their sums.
+/// [`products`] with the tokens' inputs of a run, added to their sums.
 #[target_feature(enable = "avx2")]
 #[inline]
 pub(super) fn accumulate<const GROUP: usize, const T: usize>(
     weights: &[__m256i; 8],
     scales: [__m256i; 2],
-    x: &[[i32; 8]],
+    x: &Inputs<'_, T>,
+    run: usize,
     sums: &mut [__m256i; T],
 ) {
-    for (x, sum) in x.iter().zip(sums) {
-        *sum = _mm256_add_epi32(*sum, products::<GROUP>(weights, scales, x));
+    let inputs = x.quants(run);
+    // Formats with a scale for each 16 columns are those of more bits, with small groups.
+    let done = match GROUP {
+        8 => scaled::<true>(x.dots, weights, scales, inputs, sums),
+        _ => scaled::<false>(x.dots, weights, scales, inputs, sums),
+    };
+    if !done {
+        for (x, sum) in inputs.iter().zip(sums) {
+            *sum = _mm256_add_epi32(*sum, products::<GROUP>(weights, scales, x));
+        }
+    }
+}
+
+/// Products of unsigned weights of at most five bits with the tokens' inputs of a run.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn unscaled<const GROUP: usize, const T: usize>(
+    weights: &[__m256i; 8],
+    x: &Inputs<'_, T>,
+    run: usize,
+    out: &mut [__m256i; T],
+) {
+    let (inputs, ones) = (x.quants(run), _mm256_set1_epi16(1));
+    if !each(x.dots, weights, inputs, out) {
+        for (x, out) in inputs.iter().zip(out) {
+            *out = products::<GROUP>(weights, [ones, ones], x);
+        }
     }
 }
 
@@ -286,6 +316,7 @@ impl Runs for Q5_0 {
 #[inline]
 fn runs<F: Runs, const T: usize>(rows: &Rows<'_>, x: Inputs<'_, T>, out: &mut Sums<T>) {
     let ones = _mm256_set1_epi16(1);
+    let mut integers = [_mm256_setzero_si256(); T];
     for run in 0..x.x.runs() {
         let at = run * F::BYTES;
         rows.prefetch(at, F::BYTES);
@@ -303,14 +334,13 @@ fn runs<F: Runs, const T: usize>(rows: &Rows<'_>, x: Inputs<'_, T>, out: &mut Su
             let bits = _mm256_or_si256(_mm256_srli_epi32::<16>(head[0]), _mm256_slli_epi32::<16>(head[1]));
             fifth_bits(bits, &mut weights);
         }
-        let inputs = x.quants(run).iter().zip(x.sums(run)).zip(x.scales(run));
-        for (((inputs, sum), dx), out) in inputs.zip(&mut *out) {
-            let integers = match F::FIVE {
-                true => products::<4>(&weights, [ones, ones], inputs),
-                false => products::<8>(&weights, [ones, ones], inputs),
-            };
+        match F::FIVE {
+            true => unscaled::<4, T>(&weights, &x, run, &mut integers),
+            false => unscaled::<8, T>(&weights, &x, run, &mut integers),
+        }
+        for (((integers, sum), dx), out) in integers.iter().zip(x.sums(run)).zip(x.scales(run)).zip(&mut *out) {
             let bias = _mm256_madd_epi16(_mm256_set1_epi16(F::BIAS), _mm256_set1_epi32(*sum));
-            let (integers, dx) = (_mm256_sub_epi32(integers, bias), _mm256_set1_ps(*dx));
+            let (integers, dx) = (_mm256_sub_epi32(*integers, bias), _mm256_set1_ps(*dx));
             let mut total = _mm256_fmadd_ps(_mm256_mul_ps(scale, dx), _mm256_cvtepi32_ps(integers), load(out));
             if F::OFFSET {
                 let inputs = _mm256_cvtepi32_ps(_mm256_madd_epi16(ones, _mm256_set1_epi32(*sum)));
@@ -346,24 +376,43 @@ fn fifth_bits(bits: __m256i, weights: &mut [__m256i; 8]) {
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 fn q8_0<const T: usize>(rows: &Rows<'_>, x: Inputs<'_, T>, out: &mut Sums<T>) {
-    let ones = _mm256_set1_epi16(1);
+    let mut integers = [_mm256_setzero_si256(); T];
     for run in 0..x.x.runs() {
         let at = run * 34;
         rows.prefetch(at, 34);
         let (scale, _) = floats(rows.words(at)[0]);
         let weights = rows.run(at + 2);
-        let inputs = x.quants(run).iter().zip(x.scales(run));
-        for ((inputs, dx), out) in inputs.zip(&mut *out) {
-            let mut integers = _mm256_setzero_si256();
-            for (weights, x) in weights.iter().zip(inputs) {
-                // |w| * (x with the sign of w): one operand must be unsigned. At most 2 * 128 * 127 fits 16 bits.
-                let x = _mm256_sign_epi8(_mm256_set1_epi32(*x), *weights);
-                let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(*weights), x);
-                integers = _mm256_add_epi32(integers, _mm256_madd_epi16(pairs, ones));
-            }
+        signed_bytes(&weights, &x, run, &mut integers);
+        for ((integers, dx), out) in integers.iter().zip(x.scales(run)).zip(&mut *out) {
             let scale = _mm256_mul_ps(scale, _mm256_set1_ps(*dx));
-            let total = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(integers), load(out));
+            let total = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(*integers), load(out));
             store(out, total);
+        }
+    }
+}
+
+/// Products of signed bytes with the tokens' inputs of a run.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn signed_bytes<const T: usize>(weights: &[__m256i; 8], x: &Inputs<'_, T>, run: usize, out: &mut [__m256i; T]) {
+    let inputs = x.quants(run);
+    // Fours take unsigned weights: 128 more each, which is taken off again with the inputs' sums.
+    let raised = weights.map(|weights| _mm256_xor_si256(weights, _mm256_set1_epi8(i8::MIN)));
+    if each(x.dots, &raised, inputs, out) {
+        for (out, sum) in out.iter_mut().zip(x.sums(run)) {
+            let extra = _mm256_madd_epi16(_mm256_set1_epi16(128), _mm256_set1_epi32(*sum));
+            *out = _mm256_sub_epi32(*out, extra);
+        }
+        return;
+    }
+    let ones = _mm256_set1_epi16(1);
+    for (x, out) in inputs.iter().zip(out) {
+        *out = _mm256_setzero_si256();
+        for (weights, x) in weights.iter().zip(x) {
+            // |w| * (x with the sign of w): one operand must be unsigned. At most 2 * 128 * 127 fits 16 bits.
+            let x = _mm256_sign_epi8(_mm256_set1_epi32(*x), *weights);
+            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(*weights), x);
+            *out = _mm256_add_epi32(*out, _mm256_madd_epi16(pairs, ones));
         }
     }
 }
