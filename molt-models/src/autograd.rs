@@ -9,6 +9,9 @@ use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Result, Shape
 use candle_nn::ops::{rms_norm_slow, softmax};
 use molt_kv::gemm::{MatrixRef, Threads, multiply};
 
+use parking_lot::Mutex;
+use rayon::prelude::*;
+
 use crate::config::{ModelConfig, RopePairing};
 use crate::error::ModelError;
 use crate::file::ModelFile;
@@ -176,6 +179,18 @@ impl AutogradDecoder {
         Ok(x)
     }
 
+    /// The mean of KL(native || carried) in nats, where `carried [1, tokens, width]` are hidden states after the last block, and
+    /// `native [tokens, vocab]` the logits that should be theirs.
+    ///
+    /// The logits of a large vocabulary are far more than the hidden states that they come from: as a chain of tensor
+    /// operations, each would be written a dozen times. Here it is one operation, and the way back is made on the way there.
+    pub fn divergence_from(&self, native: Vec<f32>, carried: &Tensor) -> Result<Tensor> {
+        let name = if self.weights.contains_key("output.weight") { "output.weight" } else { "token_embd.weight" };
+        let head = self.weight(name)?.clone();
+        let normed = self.norm("output_norm", carried)?.squeeze(0)?.contiguous()?;
+        normed.apply_op1(Divergence { head, native, gradient: Mutex::new(Vec::new()) })
+    }
+
     /// RoPE on `[batch, heads, tokens, head_dim]` whose first token stands at `start`.
     fn rotate(&self, x: &Tensor, start: usize) -> Result<Tensor> {
         let (batch, heads, tokens, head_dim) = x.dims4()?;
@@ -231,6 +246,65 @@ impl CustomOp1 for Frozen {
     }
 }
 
+/// Normalised hidden states `[tokens, width]` to the mean of KL(native || carried).
+struct Divergence {
+    /// `[vocab, width]`
+    head: Tensor,
+    /// `[tokens, vocab]`
+    native: Vec<f32>,
+    /// Of the mean with respect to the hidden states.
+    gradient: Mutex<Vec<f32>>,
+}
+
+impl CustomOp1 for Divergence {
+    fn name(&self) -> &'static str {
+        "divergence"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let ((rows, width), (vocab, _)) = (layout.shape().dims2()?, self.head.dims2()?);
+        let x = floats(storage, layout)?;
+        let (head, head_layout) = self.head.storage_and_layout();
+        let Storage::Cpu(head) = &*head else { candle_core::bail!("weights that are not in memory") };
+        let head = floats(head, head_layout)?;
+        let mut logits = vec![0.0f32; rows * vocab];
+        let (x, head) = (MatrixRef::row_major(x, rows, width), MatrixRef::row_major(head, vocab, width));
+        multiply(x, head.t(), &mut logits, vocab, Threads::All);
+        let each = logits.par_chunks_exact_mut(vocab).zip(self.native.par_chunks_exact(vocab));
+        // Summed up in their order, whoever was first.
+        let each: Vec<f64> = each.map(|(carried, native)| divergence(native, carried)).collect();
+        let sum: f64 = each.iter().sum();
+        // What is left in the place of the logits is their gradient.
+        logits.par_iter_mut().for_each(|gradient| *gradient /= rows as f32);
+        let mut gradient = vec![0.0f32; rows * width];
+        multiply(MatrixRef::row_major(&logits, rows, vocab), head, &mut gradient, width, Threads::All);
+        *self.gradient.lock() = gradient;
+        Ok((CpuStorage::F32(vec![(sum / rows as f64) as f32]), Shape::from(())))
+    }
+
+    fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        let own = Tensor::from_vec(std::mem::take(&mut *self.gradient.lock()), x.shape(), x.device())?;
+        Ok(Some(own.broadcast_mul(gradient)?))
+    }
+}
+
+/// KL(native || carried) of two rows of logits. Leaves its gradient in the place of the carried ones: the difference of
+/// both distributions.
+fn divergence(native: &[f32], carried: &mut [f32]) -> f64 {
+    let log_sum = |logits: &[f32]| {
+        let top = logits.iter().fold(f32::NEG_INFINITY, |top, value| top.max(*value));
+        top + logits.iter().map(|value| (value - top).exp()).sum::<f32>().ln()
+    };
+    let (native_sum, carried_sum) = (log_sum(native), log_sum(carried));
+    let mut sum = 0.0;
+    for (native, carried) in native.iter().zip(carried) {
+        let (p, q) = (native - native_sum, *carried - carried_sum);
+        sum += f64::from(p.exp() * (p - q));
+        *carried = q.exp() - p.exp();
+    }
+    sum
+}
+
 fn floats<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
     match layout.contiguous_offsets() {
         Some((start, end)) => Ok(&storage.as_slice::<f32>()?[start..end]),
@@ -275,5 +349,32 @@ mod tests {
         check(1, 8, 3)?;
         check(5, 32, 17)?;
         check(33, 96, 64)
+    }
+
+    #[test]
+    fn the_divergence_in_one_operation_is_that_of_many_and_so_is_the_way_back() -> Result<()> {
+        let (rows, width, vocab) = (7, 12, 50);
+        let values = |count: usize, step: f32| (0..count).map(|i| (i as f32 * step).sin()).collect::<Vec<_>>();
+        let x = Var::from_vec(values(rows * width, 0.7), (rows, width), &Device::Cpu)?;
+        let head = Tensor::from_vec(values(vocab * width, 0.3), (vocab, width), &Device::Cpu)?;
+        let native = values(rows * vocab, 0.9);
+        let logs = |logits: &Tensor| candle_nn::ops::log_softmax(logits, D::Minus1);
+        let (theirs, ours) =
+            (logs(&Tensor::from_vec(native.clone(), (rows, vocab), &Device::Cpu)?)?, logs(&x.matmul(&head.t()?)?)?);
+        let many = (theirs.exp()? * (theirs - ours)?)?.sum(D::Minus1)?.mean(0)?;
+        let one = x.apply_op1(Divergence { head, native, gradient: Mutex::new(Vec::new()) })?;
+        let (expected, found) = (many.to_scalar::<f32>()?, one.to_scalar::<f32>()?);
+        assert!(expected > 0.1 && (expected - found).abs() < 1e-5, "{expected} and {found}");
+        // Twice, so that what comes from above counts.
+        let back = |y: &Tensor| -> Result<Vec<f32>> {
+            let gradients = (y * 2.0)?.backward()?;
+            gradients.get(&x).map_or(Ok(Vec::new()), |g| g.flatten_all()?.to_vec1())
+        };
+        let (expected, found) = (back(&many)?, back(&one)?);
+        assert_eq!((expected.len(), found.len()), (rows * width, rows * width));
+        for (expected, found) in expected.iter().zip(&found) {
+            assert!((expected - found).abs() < 1e-5, "{expected} and {found}");
+        }
+        Ok(())
     }
 }

@@ -96,6 +96,22 @@ pub enum ModelError {
         /// The reason.
         source: std::io::Error,
     },
+    /// What a tuning has reached is not to be gone on from.
+    #[error("{} cannot be gone on from: it {reason}; delete it to tune from the beginning", path.display())]
+    Tuning {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// What a tuning has reached cannot be kept.
+    #[error("cannot keep what tuning has reached in {}", path.display())]
+    KeepTuning {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: std::io::Error,
+    },
     /// A chat template that cannot be used.
     #[error("the chat template: {0}")]
     Template(String),

@@ -6,9 +6,10 @@ use molt_kv::bridge::{BridgeFit, BridgeSpec, FORMAT, FitError, Fitted, Sample};
 use molt_kv::cache::KvCache;
 use molt_kv::decoder::{Decoder as _, StopFlag};
 use molt_kv::ledger::Ledger;
-use molt_models::tune::{self, Lesson, LessonShape, TuneReport, TuneSettings};
-use molt_models::{Embedding, Ladder, Model, ModelError, Precision, Rung, Stored};
+use molt_models::tune::{self, TuneProgress, TuneReport, TuneSettings};
+use molt_models::{Embedding, Ladder, Lesson, Model, ModelError, Precision, Rung, Stored};
 use molt_scheduler::units::Tokens;
+use sha2::{Digest as _, Sha256};
 
 use crate::texts::Document;
 
@@ -110,13 +111,15 @@ pub fn read_texts(paths: &[impl AsRef<Path>]) -> Result<Vec<Document>, Calibrate
 }
 
 /// Fits the bridge from the weights of one rung to those of another. The maps are the same at every precision, so both
-/// models are read as stored. Of the calibration windows every tenth chooses the regularisation.
+/// models are read as stored. Of the calibration windows every tenth chooses the regularisation. What has been read is summed
+/// up in the file `keep` every few windows, and a fit of the same goes on from it.
 pub fn fit(
     ladder: &Ladder,
     (from, to): (&Rung, &Rung),
     calibration: &[Document],
     held_out: &[Document],
     settings: &FitSettings,
+    keep: Option<&Path>,
     progress: Progress<'_>,
 ) -> Result<Fitted, CalibrateError> {
     let ledger = Ledger::new();
@@ -128,12 +131,22 @@ pub fn fit(
     let total = windows.len() + held.len();
     let mut fit = BridgeFit::new(spec.clone());
     let (mut validation, mut samples, mut done) = (Vec::new(), Vec::new(), 0);
+    let identity = identity(&spec, &windows);
+    let summed = keep.map(|path| fit.resume(path, &identity)).transpose()?.flatten().unwrap_or(0);
     for (at, window) in windows.iter().enumerate() {
+        // What is validated on is in no sum.
+        if at < summed && at % 10 != 9 {
+            done += 1;
+            continue;
+        }
         let sample = observe(&spec, &source, &destination, window, &ledger)?;
         if at % 10 == 9 {
             validation.push(sample)
         } else {
             fit.add(sample)
+        }
+        if let Some(path) = keep.filter(|_| at >= summed && (at + 1).is_multiple_of(KEPT_EVERY)) {
+            fit.keep(path, &identity, at + 1)?;
         }
         done += 1;
         progress(done, total);
@@ -146,60 +159,57 @@ pub fn fit(
     Ok(fit.finish(&settings.lambdas, &validation, &samples)?)
 }
 
+/// Windows from one keeping of the sums to the next: for the pair 1.5B to 0.5B they are half a gigabyte.
+const KEPT_EVERY: usize = 8;
+
+/// What tells one fit from another.
+fn identity(spec: &BridgeSpec, windows: &[Vec<u32>]) -> String {
+    let mut digest = Sha256::new();
+    digest.update(format!("{spec:?}"));
+    for window in windows {
+        digest.update(window.len().to_le_bytes());
+        window.iter().for_each(|token| digest.update(token.to_le_bytes()));
+    }
+    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 fn load(rung: &Rung, ledger: &Ledger) -> Result<Model, ModelError> {
     let precision = Precision { linear: Stored::AsStored, table: Stored::AsStored };
     Model::load(rung.file(), rung.source(), precision, Embedding::Shared, ledger, &StopFlag::new())
 }
 
-/// How far tuning has come.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum TuneProgress {
-    /// Windows read of how many.
-    Read(usize, usize),
-    /// Steps done, and the divergence on the lessons held apart where it was looked at.
-    Step(usize, Option<f64>),
-}
-
-/// First tokens that are exact and last ones that are fed, in turn: maps must serve every effort of a carry.
-const CUTS: [(usize, usize); 4] = [(64, 64), (4, 16), (32, 64), (16, 32)];
-
-/// One lesson in so many is held apart.
+/// Windows that are held apart while maps learn.
 const APART: usize = 8;
 
-/// Tunes the maps of a fitted bridge by the output of its destination, on `count` windows of calibration text.
+/// Tunes the maps of a fitted bridge by the output of its destination, on windows of calibration text of which every fourth
+/// is twice as long. What is reached is kept in `keep`, and gone on from where it stands there already.
 pub fn tune(
     ladder: &Ladder,
     (from, to): (&Rung, &Rung),
     fitted: Fitted,
     calibration: &[Document],
-    (count, window_tokens): (usize, usize),
-    settings: &TuneSettings,
+    (settings, window_tokens): (&TuneSettings, usize),
+    keep: Option<&Path>,
     progress: &mut dyn FnMut(TuneProgress),
 ) -> Result<(Fitted, TuneReport), CalibrateError> {
     let ledger = Ledger::new();
+    let count = settings.lessons + APART;
     let windows = windows(ladder, calibration, count, window_tokens, "the calibration text")?;
-    let (mut lessons, mut apart) = (Vec::new(), Vec::new());
-    let destination = load(to, &ledger)?;
-    {
-        let source = load(from, &ledger)?;
-        for (at, window) in windows.iter().enumerate() {
-            let (exact_first, fed) = CUTS[at % CUTS.len()];
-            let quarter = window.len() / 4;
-            let shape =
-                LessonShape { exact_first: exact_first.min(quarter), fed: fed.min(quarter), judged: quarter.min(128) };
-            let lesson = Lesson::new(&fitted, &source, &destination, window, shape)?;
-            // 0, 9, 18, 27 and so on: every cut and every length in turn.
-            if at % APART == at / APART % APART {
-                apart.push(lesson)
-            } else {
-                lessons.push(lesson)
-            }
-            progress(TuneProgress::Read(at + 1, windows.len()));
-        }
-    }
-    let tell = |step, found| progress(TuneProgress::Step(step, found));
-    Ok(tune::tune(fitted, (to.file(), &destination), (&lessons, &apart), settings, tell)?)
+    let (destination, source) = (load(to, &ledger)?, load(from, &ledger)?);
+    // Those apart lie evenly among all, and so do their lengths.
+    let is_apart = |at: usize| (at + 1) * APART / count > at * APART / count;
+    let (apart, mut own): (Vec<_>, Vec<_>) = (0..windows.len()).partition(|at| is_apart(*at));
+    // Neighbours come from the same text: steps mix what is learnt.
+    own.sort_by_key(|at| (at * STRIDE) % count);
+    let learner = fitted.clone();
+    let read = |at: usize| Lesson::new(&learner, &source, &destination, &windows[at]);
+    let apart = apart.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    let read = |number: usize| read(own[number]);
+    Ok(tune::tune(fitted, (to.file(), &destination), read, &apart, settings, keep, progress)?)
 }
+
+/// A prime, so that multiples of it visit all numbers below any other count before they come again.
+const STRIDE: usize = 7919;
 
 fn spec(source: &Model, destination: &Model, settings: &FitSettings) -> Result<BridgeSpec, CalibrateError> {
     let (from, to) = (source.cache_shape(), destination.cache_shape());
@@ -282,4 +292,43 @@ fn observe(
     let hidden = &after_native[skipped * spec.destination_width..];
     let slots = skipped..window.len();
     Ok(Sample::new(spec, (&from, source.rope()), (&to, destination.rope()), hidden, slots))
+}
+
+#[cfg(test)]
+mod tests {
+    use molt_kv::bridge::PlainMap;
+    use molt_scheduler::units::RungIdx;
+
+    use super::*;
+    use crate::texts;
+
+    #[test]
+    fn a_fit_that_was_broken_off_goes_on_and_comes_out_the_same() {
+        let ladder = Ladder::open("pocket", Path::new("")).unwrap();
+        let text = texts::calibration(ladder.template()).unwrap();
+        let rung = |index: u8| ladder.rung(RungIdx::new(index)).unwrap();
+        let settings = FitSettings { windows: 20, window_tokens: 128, ..FitSettings::for_layers(4, 4) };
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sums");
+        let fit = |settings: &FitSettings, keep: Option<&Path>| {
+            let mut seen = Vec::new();
+            let done = fit(&ladder, (rung(0), rung(2)), &text, &text, settings, keep, &mut |done, _| seen.push(done));
+            done.map(|fitted| (fitted.maps().collect::<Vec<PlainMap>>(), fitted.spec().clone(), seen))
+        };
+        let whole = fit(&settings, None).unwrap();
+        let kept = fit(&settings, Some(&path)).unwrap();
+        assert_eq!((&kept.0, &kept.1), (&whole.0, &whole.1));
+        // The file now says what was reached after sixteen of twenty windows: what an interrupt leaves behind.
+        let again = fit(&settings, Some(&path)).unwrap();
+        assert_eq!((&again.0, &again.1), (&whole.0, &whole.1));
+        assert!(again.2.len() < whole.2.len(), "{} of {} windows were read", again.2.len(), whole.2.len());
+        let refused = |result: Result<(Vec<PlainMap>, BridgeSpec, Vec<usize>), CalibrateError>, reason: &str| {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains(reason) && error.contains("delete it"), "{error}");
+        };
+        refused(fit(&FitSettings { windows: 21, ..settings.clone() }, Some(&path)), "another fit");
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &bytes[..bytes.len() - 9]).unwrap();
+        refused(fit(&settings, Some(&path)), "damaged");
+    }
 }

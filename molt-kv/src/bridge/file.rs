@@ -188,7 +188,7 @@ impl Bridge {
 }
 
 /// The numbers of a bridge before they are written.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Parts {
     pub(super) spec: BridgeSpec,
     pub(super) mean: Vec<f32>,

@@ -2,7 +2,7 @@
 //! grow with the calibration text.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use faer::linalg::solvers::Solve as _;
 use faer::{Mat, Side};
@@ -15,6 +15,8 @@ use crate::bridge::spec::{BridgeSpec, Residual};
 use crate::cache::KvCache;
 use crate::gemm::{MatrixRef, Threads, multiply};
 use crate::rope::Rope;
+
+mod kept;
 
 /// Why a fit failed.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +36,22 @@ pub enum FitError {
         layer: usize,
         /// The ridge.
         lambda: f64,
+    },
+    /// What has been read cannot be kept, or what was kept cannot be read.
+    #[error("the sums of the fit in {}", path.display())]
+    Keep {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// What was kept is of no use.
+    #[error("{} cannot be gone on from: it {reason}; delete it to fit from the beginning", path.display())]
+    Resume {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
     },
     /// The result cannot be written.
     #[error(transparent)]
@@ -297,7 +315,7 @@ fn solve(gram: &Mat<f64>, cross: &Mat<f64>, ridge: f64) -> Option<Vec<f32>> {
 }
 
 /// A finished fit, not yet written.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Fitted(Parts);
 
 /// The map of one layer as plain numbers.

@@ -7,13 +7,14 @@ use comfy_table::{Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use molt_kv::bridge::{Bridge, Fitted};
 use molt_kv::ledger::Ledger;
-use molt_models::tune::{TuneReport, TuneSettings};
+use molt_models::tune::{TuneProgress, TuneReport, TuneSettings};
 use molt_models::{Ladder, LadderFile, ModelError, Rung};
-use molt_runtime::calibrate::{FitSettings, TuneProgress, fit, read_texts, tune};
+use molt_runtime::calibrate::{FitSettings, fit, read_texts, tune};
 use molt_runtime::texts::{self, Document};
 use molt_scheduler::units::RungIdx;
 
-/// Reads text with both models of every pair that the ladder file names, and writes the bridges. On two cores the pair
+/// Reads text with both models of every pair that the ladder file names, and writes the bridges. What has been reached is kept
+/// beside them until they are written: after an interrupt the same command goes on. On two cores the pair
 /// 1.5B to 0.5B takes about half an hour with the default of 96 windows; `pocket` takes seconds. Tuning reads its lessons with
 /// both models first, and then takes some seconds a step.
 #[derive(clap::Args)]
@@ -45,12 +46,13 @@ pub(crate) struct Args {
     /// Start from the bridges that the ladder has instead of fitting them anew.
     #[arg(long, requires = "tune")]
     from_bridges: bool,
-    /// Steps for which the maps are then tuned by the output of the model that they lead to; 0 for none.
-    #[arg(long, default_value_t = 0)]
+    /// Windows of text on which the maps are then tuned by the output of the model that they lead to; 0 for none. What was
+    /// reached is kept beside the bridges, and the same command goes on from it.
+    #[arg(long, value_name = "WINDOWS", default_value_t = 0)]
     tune: usize,
-    /// Windows of text to tune on; they are kept in memory, 25 MB each for the pair 1.5B to 0.5B.
-    #[arg(long, default_value_t = 64)]
-    lessons: usize,
+    /// Tokens of most windows to tune on; every fourth has twice as many.
+    #[arg(long, default_value_t = 1152)]
+    tune_tokens: usize,
     /// How far the first steps of tuning go.
     #[arg(long, default_value_t = TuneSettings::default().learning_rate)]
     learning_rate: f64,
@@ -78,41 +80,44 @@ pub(crate) fn run(args: &Args, models: &Path) -> Result<()> {
             at.and_then(|at| ladder.rungs().get(at)).with_context(|| format!("no rung of the ladder uses {file}"))
         };
         let (from, to) = (rung(&pair.from)?, rung(&pair.to)?);
+        // What was reached, until the bridge is written.
+        let mut kept = Vec::new();
         let bar = bar(&format!("{} -> {}", pair.from, pair.to))?;
         let mut fitted = if args.from_bridges {
             Fitted::from_bridge(&own_bridge(&args.ladder, models, (&pair.from, &pair.to))?)
         } else {
-            fit(&ladder, (from, to), &text, &held_out, &settings, &mut |done, total| {
+            let keep = args.out.join(format!("{}.sums", pair.file));
+            kept.push(keep.clone());
+            fit(&ladder, (from, to), &text, &held_out, &settings, Some(&keep), &mut |done, total| {
                 bar.set_length(total as u64);
                 bar.set_position(done as u64);
             })?
         };
         if args.tune > 0 {
             let settings =
-                TuneSettings { steps: args.tune, learning_rate: args.learning_rate, ..TuneSettings::default() };
-            let size = (args.lessons, args.window_tokens);
-            let (tuned, report) = tune(&ladder, (from, to), fitted, &text, size, &settings, &mut |at| match at {
-                TuneProgress::Read(done, total) => {
-                    bar.set_length((total + args.tune) as u64);
-                    bar.set_position(done as u64);
-                }
-                TuneProgress::Step(step, found) => {
-                    bar.set_position((args.lessons + step) as u64);
-                    if let Some(found) = found {
-                        // Past the bar, which is silent where nobody looks on.
-                        bar.suspend(|| {
-                            eprintln!("after {step} steps: mean divergence {found:.4} on lessons held apart")
-                        });
-                    }
-                }
+                TuneSettings { lessons: args.tune, learning_rate: args.learning_rate, ..TuneSettings::default() };
+            let size = (&settings, args.tune_tokens);
+            let keep = args.out.join(format!("{}.tuning", pair.file));
+            let (tuned, report) = tune(&ladder, (from, to), fitted, &text, size, Some(&keep), &mut |at| {
+                let TuneProgress { lessons, steps, divergence } = at;
+                bar.set_length(args.tune as u64);
+                bar.set_position(lessons as u64);
+                // Past the bar, which is silent where nobody looks on.
+                bar.suspend(|| {
+                    eprintln!("{lessons} windows, {steps} steps: mean divergence {divergence:.4} on windows held apart")
+                });
             })?;
             fitted = tuned;
+            kept.push(keep);
             let TuneReport { before, after, best_step } = report;
             bar.suspend(|| println!("tuned for {best_step} steps: divergence {after:.4} instead of {before:.4}"));
         }
         bar.finish();
         let path = args.out.join(&pair.file);
         fitted.write(&path)?;
+        for kept in kept.iter().filter(|kept| kept.exists()) {
+            std::fs::remove_file(kept).with_context(|| format!("cannot remove {}", kept.display()))?;
+        }
         let spec = fitted.spec();
         let mut table = Table::new();
         table.load_preset(presets::ASCII_MARKDOWN).set_header(["layer", "keys", "values"]);

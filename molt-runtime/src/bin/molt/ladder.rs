@@ -164,12 +164,17 @@ fn bridge(
     let (layers_from, layers_to) = (source.config().layers, destination.config().layers);
     let settings = FitSettings { windows: args.windows, ..FitSettings::for_layers(layers_from, layers_to) };
     let bar = bar()?.with_message(format!("{from} -> {to}"));
-    let fitted = fit(ladder, (source, destination), text, held_out, &settings, &mut |done, total| {
+    let keep = path.with_extension("sums");
+    let fitted = fit(ladder, (source, destination), text, held_out, &settings, Some(&keep), &mut |done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
     })?;
     bar.finish_and_clear();
-    Ok(fitted.write(path)?)
+    fitted.write(path)?;
+    if keep.exists() {
+        std::fs::remove_file(&keep).with_context(|| format!("cannot remove {}", keep.display()))?;
+    }
+    Ok(())
 }
 
 /// What a carry is worth, as a sentence; one that does no better than the controls is poor as well.
