@@ -85,7 +85,8 @@ fn a_quick_evaluation_judges_every_pair_in_every_way() {
     // Much read natively is closer.
     for of_pair in rows.chunks(6) {
         let kl: Vec<f64> = of_pair[..3].iter().map(|row| number(row, "kl_64")).collect();
-        assert!(kl[2] < kl[0] && kl[2] < kl[1], "fast, default and faithful: {kl:?}");
+        // By default as much is read as a reader waits for: where that is little, as faithfully as can be.
+        assert!(kl[2] < kl[0] && kl[2] <= kl[1] && kl[1] < kl[0], "fast, default and faithful: {kl:?}");
     }
 }
 

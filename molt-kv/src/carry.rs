@@ -59,23 +59,24 @@ impl CarrySettings {
         Self { exact_first, fed_window, native_share, chosen_percent: 0, block: Tokens::new(256) }
     }
 
-    const fn choosing(self, chosen_percent: usize) -> Self {
+    /// With so many in a hundred of the mapped tokens chosen to be read natively.
+    pub const fn choosing(self, chosen_percent: usize) -> Self {
         Self { chosen_percent, ..self }
     }
 
     /// Hardly more than the maps.
     pub const FAST: Self = Self::native(4, 16, 8);
-    /// What is done where nothing else is asked for.
-    pub const DEFAULT: Self = Self::native(64, 64, 8);
+    /// Some tokens at both ends natively: what is done where nobody knows how fast this machine is.
+    pub const BALANCED: Self = Self::native(64, 64, 8);
     /// Much read natively: of the mapped tokens nearly a third.
-    pub const FAITHFUL: Self = Self::DEFAULT.choosing(30);
+    pub const FAITHFUL: Self = Self::BALANCED.choosing(30);
     /// From fast to faithful: each reads more natively than the one before, takes longer and diverges less.
     pub const EFFORTS: [Self; 6] = [
         Self::FAST,
         Self::native(16, 32, 8),
-        Self::DEFAULT,
-        Self::DEFAULT.choosing(8),
-        Self::DEFAULT.choosing(15),
+        Self::BALANCED,
+        Self::BALANCED.choosing(8),
+        Self::BALANCED.choosing(15),
         Self::FAITHFUL,
     ];
 
@@ -116,7 +117,7 @@ const SINKS: usize = 4;
 
 impl Default for CarrySettings {
     fn default() -> Self {
-        Self::DEFAULT
+        Self::BALANCED
     }
 }
 

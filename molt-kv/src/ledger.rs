@@ -18,11 +18,13 @@ pub enum Kind {
     Scratch,
     /// The maps of a bridge while a carry uses them.
     Bridge,
+    /// Tables that last: what grammars are made from.
+    Tables,
 }
 
 impl Kind {
     /// All kinds, in the order in which usage is shown.
-    pub const ALL: [Self; 4] = [Self::Weights, Self::Cache, Self::Scratch, Self::Bridge];
+    pub const ALL: [Self; 5] = [Self::Weights, Self::Cache, Self::Scratch, Self::Bridge, Self::Tables];
 }
 
 /// Shared counters of bytes in use, one a kind.
@@ -31,7 +33,7 @@ pub struct Ledger(Arc<Counters>);
 
 #[derive(Debug, Default)]
 struct Counters {
-    kinds: [AtomicU64; 4],
+    kinds: [AtomicU64; Kind::ALL.len()],
     files: AtomicU64,
     total: AtomicU64,
     peak: AtomicU64,
@@ -67,6 +69,12 @@ impl Ledger {
         Bytes::new(self.0.files.load(Ordering::Relaxed))
     }
 
+    /// Charges what lies in no region of ours, as long as the charge is held.
+    pub fn hold(&self, kind: Kind, bytes: Bytes) -> Charge {
+        self.charge(kind, bytes.get());
+        Charge { ledger: self.clone(), kind, bytes }
+    }
+
     pub(crate) fn charge_file(&self, kind: Kind, bytes: u64) {
         self.charge(kind, bytes);
         self.0.files.fetch_add(bytes, Ordering::Relaxed);
@@ -87,5 +95,19 @@ impl Ledger {
         let before = self.0.kinds[kind as usize].fetch_sub(bytes, Ordering::Relaxed);
         self.0.total.fetch_sub(bytes, Ordering::Relaxed);
         debug_assert!(before >= bytes, "more {kind:?} given back than was charged");
+    }
+}
+
+/// Bytes that are in the books as long as this is held.
+#[derive(Debug)]
+pub struct Charge {
+    ledger: Ledger,
+    kind: Kind,
+    bytes: Bytes,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.ledger.give_back(self.kind, self.bytes.get());
     }
 }

@@ -77,6 +77,11 @@ impl KeptRung {
         Ok(kept)
     }
 
+    /// The file.
+    pub(crate) fn region(&self) -> &FileRegion {
+        &self.region
+    }
+
     /// Builds a rung and writes it to `path`, one matrix at a time; `done` hears of bytes built and of all of them.
     ///
     /// # Errors

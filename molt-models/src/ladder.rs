@@ -263,6 +263,21 @@ impl Rung {
         self.kept.as_ref()
     }
 
+    /// Has the system read into its page cache what the rung takes from files, so that loading it waits for no disk.
+    pub fn fetch(&self) {
+        if let Some(kept) = &self.kept {
+            kept.region().fetch(0..kept.region().bytes().len());
+        }
+        let (file, shared) = (&self.file, self.file.shared_table());
+        for (name, entry) in file.tensors() {
+            // One table serves as embedding and head; the other stays where it is.
+            let unused = ["token_embd.weight", "output.weight"].contains(&name) && name != shared;
+            if !unused {
+                file.region().fetch(entry.range.clone());
+            }
+        }
+    }
+
     /// Loads the rung.
     pub fn load(&self, ledger: &Ledger, stop: &StopFlag) -> Result<Model, ModelError> {
         let origin = Origin { file: &self.file, kept: self.kept.as_ref() };
@@ -381,6 +396,11 @@ impl Ladder {
     /// A rung.
     pub fn rung(&self, rung: RungIdx) -> Option<&Rung> {
         self.rungs.get(rung.get())
+    }
+
+    /// What the tables of grammars take, where they have been made.
+    pub fn grammar_bytes(&self) -> Option<Bytes> {
+        self.grammars.get().and_then(|made| made.as_ref().ok()).map(Grammars::bytes)
     }
 
     /// What the rungs cost, for the scheduler.

@@ -217,8 +217,8 @@ impl Default for Carry {
 pub enum Always {
     /// Hardly more than the maps.
     Fast,
-    /// Some tokens on both ends natively.
-    Default,
+    /// Some tokens at both ends natively.
+    Balanced,
     /// Many.
     Faithful,
 }
@@ -246,6 +246,8 @@ impl Default for Heal {
 pub struct ReadAhead {
     /// How long going up waits at most until the bigger rung has caught up, in milliseconds; 0 catches up when it comes.
     pub catch_up_ms: u64,
+    /// Whether going up waits for nothing and takes a bridge where the ladder has one.
+    pub eager_up: bool,
     /// Whether the next smaller model reads along.
     pub shadow: Shadow,
     /// Most MiB that it may take for caches.
@@ -260,9 +262,11 @@ pub struct ReadAhead {
 
 impl Default for ReadAhead {
     fn default() -> Self {
-        let AheadSettings { catch_up, shadow, shadow_bytes, tokens, every, shadow_every } = AheadSettings::default();
+        let AheadSettings { catch_up, eager_up, shadow, shadow_bytes, tokens, every, shadow_every } =
+            AheadSettings::default();
         Self {
             catch_up_ms: catch_up.micros() / 1_000,
+            eager_up,
             shadow,
             shadow_mib: shadow_bytes.get() >> 20,
             tokens: tokens.get(),
@@ -474,7 +478,7 @@ impl ServiceConfig {
         let carry = match self.carry.always {
             None => Effort::Stall { target_ms: self.carry.stall_ms_target },
             Some(Always::Fast) => Effort::Fixed(CarrySettings::FAST),
-            Some(Always::Default) => Effort::Fixed(CarrySettings::default()),
+            Some(Always::Balanced) => Effort::Fixed(CarrySettings::BALANCED),
             Some(Always::Faithful) => Effort::Fixed(CarrySettings::FAITHFUL),
         };
         let heal = HealSettings { tokens: Tokens::new(self.heal.tokens), every: self.heal.every_rounds };
@@ -486,6 +490,7 @@ impl ServiceConfig {
         };
         let ahead = AheadSettings {
             catch_up: Span::from_millis(self.ahead.catch_up_ms),
+            eager_up: self.ahead.eager_up,
             shadow: self.ahead.shadow,
             shadow_bytes: Bytes::mib(self.ahead.shadow_mib),
             tokens: Tokens::new(self.ahead.tokens),

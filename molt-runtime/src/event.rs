@@ -181,6 +181,13 @@ pub enum Event {
         /// How long it had been at it.
         given_up_ms: f64,
     },
+    /// The budget falls, and the system was asked to read into its page cache what the next smaller rung takes from files.
+    Standby {
+        /// The rung.
+        rung: RungIdx,
+        /// What it takes.
+        bytes: Bytes,
+    },
     /// Something failed and was dealt with; nothing was lost.
     Trouble {
         /// Where, as one of a few words.
@@ -325,6 +332,8 @@ pub struct UsageByKind {
     pub scratch_bytes: Bytes,
     /// Bridges of the rungs that are loaded.
     pub bridge_bytes: Bytes,
+    /// What grammars are made from.
+    pub tables_bytes: Bytes,
     /// What the process takes before any model.
     pub overhead_bytes: Bytes,
 }
@@ -332,8 +341,8 @@ pub struct UsageByKind {
 impl UsageByKind {
     /// All of it.
     pub fn total(&self) -> Bytes {
-        let Self { weights_bytes, cache_bytes, scratch_bytes, bridge_bytes, overhead_bytes } = *self;
-        weights_bytes + cache_bytes + scratch_bytes + bridge_bytes + overhead_bytes
+        let Self { weights_bytes, cache_bytes, scratch_bytes, bridge_bytes, tables_bytes, overhead_bytes } = *self;
+        weights_bytes + cache_bytes + scratch_bytes + bridge_bytes + tables_bytes + overhead_bytes
     }
 }
 

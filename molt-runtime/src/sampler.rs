@@ -37,6 +37,7 @@ impl Books {
             cache_bytes: used(Kind::Cache),
             scratch_bytes: used(Kind::Scratch),
             bridge_bytes: used(Kind::Bridge),
+            tables_bytes: used(Kind::Tables),
             overhead_bytes: self.overhead,
         }
     }

@@ -45,7 +45,7 @@ fn quiet_rounds(run: &mut Run, budget: Bytes, rounds: usize) -> Vec<Event> {
 
 #[test]
 fn going_up_is_caught_up_with_before() {
-    let check = |settings: AheadSettings, route: Route| {
+    let check = |settings: AheadSettings, route: Route, whole: bool| {
         let mut run = run(settings);
         run.ask(300);
         let low = run.holds(TIER2);
@@ -56,17 +56,22 @@ fn going_up_is_caught_up_with_before() {
         assert_eq!(switch_to(&told, TIER0).route, Route::Identity);
         let switch = switch_to(&told, TIER1);
         assert_eq!((switch.route, switch.mapped_tokens == Tokens::ZERO), (route, route == Route::ReadAhead));
+        if route == Route::Bridge {
+            assert!(!told.iter().any(|event| matches!(event, Event::ReadAhead { .. })), "it waits for nothing");
+            return;
+        }
         let read: Vec<_> = told.iter().filter(|event| matches!(event, Event::ReadAhead { .. })).collect();
         let [Event::ReadAhead { rung: TIER1, tokens, used: true, .. }] = read[..] else { panic!("{read:?}") };
         // No keepsake, for it never was above: everything but what is read when it goes.
-        let whole = *tokens + Tokens::new(64) >= switch.tokens;
-        assert_eq!(whole, route == Route::ReadAhead, "{tokens} of {}", switch.tokens);
+        assert_eq!(*tokens + Tokens::new(64) >= switch.tokens, whole, "{tokens} of {}", switch.tokens);
         assert!(run.engine.usage() <= AMPLE);
     };
     let settings = AheadSettings { every: 1, tokens: Tokens::new(32), ..AheadSettings::default() };
-    check(settings, Route::ReadAhead);
-    // Too slow: after the wait it goes as it is.
-    check(AheadSettings { catch_up: Span::from_millis(60), tokens: Tokens::new(1), ..settings }, Route::Bridge);
+    check(settings, Route::ReadAhead, true);
+    // Too slow: after the wait it goes as it is, and the rest is read at once. A bridge up is there, and is not asked for.
+    let slow = AheadSettings { catch_up: Span::from_millis(60), tokens: Tokens::new(1), ..settings };
+    check(slow, Route::ReadAhead, false);
+    check(AheadSettings { eager_up: true, ..settings }, Route::Bridge, false);
 }
 
 #[test]
@@ -117,4 +122,31 @@ fn what_is_read_ahead_goes_before_anybody_bears_a_lever() {
     // And with memory it comes again.
     quiet_rounds(&mut run, AMPLE, 100);
     assert!(run.engine.usage() > tight);
+}
+
+#[test]
+fn the_next_rung_is_fetched_when_the_budget_begins_to_fall_and_while_there_is_room() {
+    let check = |budgets: &[Bytes], expected: &[usize]| {
+        let mut run = run(AheadSettings::default());
+        run.ask(300);
+        run.until(AMPLE, "a token", writes(TIER0));
+        let mut fetched = Vec::new();
+        for (at, budget) in budgets.iter().enumerate() {
+            for event in quiet_rounds(&mut run, *budget, 3) {
+                if let Event::Standby { rung, bytes } = event {
+                    assert!(rung == TIER1 && bytes > Bytes::ZERO && run.engine.usage() <= *budget);
+                    fetched.push(at);
+                }
+            }
+        }
+        assert_eq!(fetched, expected, "{budgets:?}");
+    };
+    let less = |share: u64| Bytes::new(AMPLE.get() / 100 * share);
+    // Once a fall, however long it takes; a fall that ends is another.
+    check(&[less(95), less(90), less(80)], &[0]);
+    check(&[less(95), AMPLE, less(95)], &[0, 2]);
+    check(&[AMPLE, less(99), AMPLE], &[]);
+    // No room for both.
+    let tight = self::run(AheadSettings::default()).holds(TIER0);
+    check(&[tight], &[]);
 }

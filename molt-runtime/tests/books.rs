@@ -77,4 +77,12 @@ fn books_and_resident_set_agree_and_fifty_cycles_leave_nothing() {
     for ((state, first), (_, last)) in first.into_iter().zip(last) {
         assert!(last <= first + GROWTH, "{state}: {first} after five cycles, {last} after {CYCLES}");
     }
+    // What grammars are made from comes with the first of them, lies on the heap, and stays.
+    let before = Resident::now().unwrap().anonymous;
+    let tables = run.ladder.grammars().unwrap().bytes();
+    run.round(overhead);
+    assert!(tables > Bytes::ZERO);
+    assert_eq!((books.usage(), books.by_kind().tables_bytes), (overhead + tables, tables));
+    let found = Resident::now().unwrap().anonymous - before;
+    assert!(found <= tables + GROWTH, "{tables} in the books, {found} resident");
 }

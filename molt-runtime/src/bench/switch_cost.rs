@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::ladder::bridged;
 use super::results::{Claim, Section};
 use super::stats::Spread;
+use crate::engine::{Effort, pace};
 
 /// One pair, one length, one effort.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -47,9 +48,9 @@ pub enum SwitchCostError {
     Carry(#[from] CarryError),
 }
 
-/// What is timed: little, the usual and much read natively.
-pub const SETTINGS: [(&str, CarrySettings); 3] =
-    [("fast", CarrySettings::FAST), ("default", CarrySettings::DEFAULT), ("faithful", CarrySettings::FAITHFUL)];
+/// What is timed: little read natively, as much as the engine's reader waits for, and much.
+pub const SETTINGS: [(&str, Option<CarrySettings>); 3] =
+    [("fast", Some(CarrySettings::FAST)), ("default", None), ("faithful", Some(CarrySettings::FAITHFUL))];
 
 /// Times carries of so many tokens over every bridge of a ladder. The tokens are arbitrary: cost does not depend on them.
 pub fn measure(
@@ -67,6 +68,7 @@ pub fn measure(
         let Some(destination) = load(ladder, to, &ledger)? else { continue };
         let load_ms = ms(loading);
         let Some(bridge) = ladder.bridge(from, to, &ledger)? else { continue };
+        let pace = pace(&destination, &ledger)?;
         for length in lengths.iter().filter(|length| **length <= ladder.trained_context()) {
             let vocab = u32::try_from(source.config().vocab).unwrap_or(u32::MAX);
             let tokens: Vec<u32> = (1u32..).map(|i| i.wrapping_mul(7919) % vocab).take(*length).collect();
@@ -75,6 +77,9 @@ pub fn measure(
             source.read(&tokens, &mut cache, &StopFlag::new())?;
             for (setting, settings) in SETTINGS {
                 let pair = (format!("{from}:{to}"), setting);
+                let tokens = Tokens::from(*length);
+                let engines = || Effort::default().settings(Some(pace), &bridge, &destination, tokens);
+                let settings = settings.unwrap_or_else(engines);
                 let models = (&bridge, &source, &destination);
                 let row = SwitchCostRow { load_ms, ..time(pair, models, &cache, settings, runs, &ledger)? };
                 done(&row);

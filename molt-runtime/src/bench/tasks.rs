@@ -18,6 +18,7 @@ use super::answering::greedy;
 use super::ladder::bridged;
 use super::results::{Claim, Section};
 use super::stats::{sign_test, wilson};
+use crate::engine::{Effort, pace};
 
 /// The questions.
 const QUESTIONS: &str = include_str!("../../../texts/questions.jsonl");
@@ -69,15 +70,15 @@ impl Way {
         Self::FaithfulWithin,
     ];
 
-    /// How the cache comes over, and whether half of the answer is there by then.
-    fn carried(self) -> Option<(CarrySettings, bool)> {
+    /// How much is read natively when the cache comes over, and whether half of the answer is there by then.
+    fn carried(self) -> Option<(Effort, bool)> {
         match self {
             Self::Big | Self::Small | Self::RereadWithin => None,
-            Self::FastBefore => Some((CarrySettings::FAST, false)),
-            Self::DefaultBefore => Some((CarrySettings::DEFAULT, false)),
-            Self::FaithfulBefore => Some((CarrySettings::FAITHFUL, false)),
-            Self::DefaultWithin => Some((CarrySettings::DEFAULT, true)),
-            Self::FaithfulWithin => Some((CarrySettings::FAITHFUL, true)),
+            Self::FastBefore => Some((Effort::Fixed(CarrySettings::FAST), false)),
+            Self::DefaultBefore => Some((Effort::default(), false)),
+            Self::FaithfulBefore => Some((Effort::Fixed(CarrySettings::FAITHFUL), false)),
+            Self::DefaultWithin => Some((Effort::default(), true)),
+            Self::FaithfulWithin => Some((Effort::Fixed(CarrySettings::FAITHFUL), true)),
         }
     }
 
@@ -227,6 +228,8 @@ struct Bench<'a> {
     small: Model,
     bridge: Bridge,
     ledger: &'a Ledger,
+    /// Of the small one, in operations a millisecond.
+    pace: f64,
     /// What every prompt begins with, read by each.
     shown: Vec<u32>,
     big_shown: KvCache,
@@ -251,7 +254,8 @@ impl<'a> Bench<'a> {
             Ok::<_, TasksError>(cache)
         };
         let (big_shown, small_shown) = (read(&big)?, read(&small)?);
-        Ok(Self { ladder, pair: format!("{from}:{to}"), big, small, bridge, ledger, shown, big_shown, small_shown })
+        let (pair, pace) = (format!("{from}:{to}"), pace(&small, ledger)?);
+        Ok(Self { ladder, pair, big, small, bridge, ledger, pace, shown, big_shown, small_shown })
     }
 
     fn ask(&self, question: Question) -> Result<TaskRow, TasksError> {
@@ -279,18 +283,18 @@ impl<'a> Bench<'a> {
                     }
                     None => Vec::new(),
                 },
-                (_, Some((settings, true))) => match &seam {
+                (_, Some((effort, true))) => match &seam {
                     Some((within, unread)) => {
                         let kept = big.len();
                         self.big.read(within, &mut big, &StopFlag::new())?;
-                        let mut cache = self.carried(&big, settings)?;
+                        let mut cache = self.carried(&big, effort)?;
                         big.truncate(kept);
                         [half, &greedy(&self.small, &mut cache, unread, LONGEST, ends)?].concat()
                     }
                     None => Vec::new(),
                 },
-                (_, Some((settings, false))) => {
-                    let mut cache = self.carried(&big, settings)?;
+                (_, Some((effort, false))) => {
+                    let mut cache = self.carried(&big, effort)?;
                     greedy(&self.small, &mut cache, last, LONGEST, ends)?
                 }
             };
@@ -308,7 +312,8 @@ impl<'a> Bench<'a> {
         Ok(cache)
     }
 
-    fn carried(&self, source: &KvCache, settings: CarrySettings) -> Result<KvCache, TasksError> {
+    fn carried(&self, source: &KvCache, effort: Effort) -> Result<KvCache, TasksError> {
+        let settings = effort.settings(Some(self.pace), &self.bridge, &self.small, Tokens::from(source.len()));
         let ends = (source, self.big.rope());
         Ok(carry(&self.bridge, ends, None, &self.small, settings, self.ledger, &StopFlag::new())?.0)
     }

@@ -42,6 +42,8 @@ pub enum Shadow {
 pub struct AheadSettings {
     /// How long a promotion waits at most until the bigger rung has caught up; zero catches up only when it comes.
     pub catch_up: Span,
+    /// Whether going up waits for nothing and takes a bridge where there is one, which is no exact way; what it maps is healed.
+    pub eager_up: bool,
     /// Whether the next smaller model reads along.
     pub shadow: Shadow,
     /// Most bytes that a shadow's caches may take.
@@ -54,10 +56,18 @@ pub struct AheadSettings {
     pub shadow_every: u32,
 }
 
+impl AheadSettings {
+    /// How long a promotion waits for the bigger rung to catch up.
+    pub(super) fn wait(&self) -> Span {
+        if self.eager_up { Span::ZERO } else { self.catch_up }
+    }
+}
+
 impl Default for AheadSettings {
     fn default() -> Self {
         Self {
             catch_up: Span::from_millis(20_000),
+            eager_up: false,
             shadow: Shadow::Off,
             shadow_bytes: Bytes::mib(256),
             tokens: Tokens::new(8),

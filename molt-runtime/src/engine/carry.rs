@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use molt_kv::cache::KvCache;
-use molt_kv::carry::{self, CarryError, CarryReport, CarrySettings, Route};
+use molt_kv::carry::{self, CarryError, CarryReport, Route};
 use molt_kv::decoder::Decoder as _;
 use molt_kv::keepsake::Keepsake;
 use molt_models::Model;
@@ -110,7 +110,13 @@ impl Engine {
             return Ok((old, report, ms_since(started)));
         }
         let ahead = ahead.filter(|ahead| ahead.shape() == model.cache_shape() && ahead.is_prefix_of(old.slots()));
-        let (ahead, begun) = self.worth_all(ahead, old.len(), model);
+        // A bridge up is no exact way, and there is time for one: it is for those who asked for it.
+        let rung = self.ladder.rung(from).filter(|_| to > from || self.settings.ahead.eager_up);
+        let bridge = rung.and_then(|rung| loaded.bridges.get(rung.source())).zip(self.ropes.get(from.get()));
+        let (ahead, begun) = match bridge {
+            Some(_) => self.worth_all(ahead, old.len(), model),
+            None => (ahead, None),
+        };
         if let Some(ahead) = ahead {
             match carry::take_over(ahead, old.slots(), model, &self.ledger, &self.calm) {
                 Ok((cache, report)) => {
@@ -131,16 +137,8 @@ impl Engine {
                 }
             }
         }
-        let rung = self.ladder.rung(from);
-        let bridge = rung.and_then(|rung| loaded.bridges.get(rung.source())).zip(self.ropes.get(from.get()));
         let carried = bridge.and_then(|(bridge, rope)| {
-            let settings = match (self.settings.carry, self.flops_per_ms) {
-                (Effort::Fixed(settings), _) => settings,
-                (Effort::Stall { .. }, None) => CarrySettings::default(),
-                (Effort::Stall { target_ms }, Some(pace)) => {
-                    CarrySettings::within(target_ms * pace, bridge, model, Tokens::from(old.len()))
-                }
-            };
+            let settings = self.settings.carry.settings(self.flops_per_ms, bridge, model, Tokens::from(old.len()));
             let done = carry::carry(bridge, (&old, rope), begun, model, settings, &self.ledger, &self.calm);
             done.map_err(|error| failures.push((Some(Route::Bridge), chain(&error)))).ok()
         });

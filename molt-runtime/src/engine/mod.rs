@@ -10,6 +10,7 @@ mod reaction;
 mod recover;
 mod resume;
 mod sequence;
+mod standby;
 mod step;
 mod stop;
 mod wording;
@@ -20,9 +21,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use molt_kv::bridge::Bridge;
+use molt_kv::cache::KvCache;
 use molt_kv::carry::{CarrySettings, buffer_bytes as carry_buffers};
-use molt_kv::decoder::StopFlag;
-use molt_kv::ledger::Ledger;
+use molt_kv::decoder::{Decoder, StopFlag};
+use molt_kv::ledger::{Charge, Kind, Ledger};
 use molt_kv::region::trim_heap;
 use molt_kv::rope::Rope;
 use molt_models::{CHUNK, Ladder, Model, ModelError};
@@ -41,6 +43,7 @@ use reaction::Reaction;
 pub use resume::{Begun, Said};
 pub use sequence::AnswerRequest;
 use sequence::Sequence;
+use standby::Standby;
 
 use crate::alarm::Alarm;
 use crate::engine::prefix::Prefixes;
@@ -59,6 +62,46 @@ pub enum Effort {
     },
     /// Always the same.
     Fixed(CarrySettings),
+}
+
+impl Effort {
+    /// What is read natively in a carry of so many tokens, on a machine of that pace ([`pace`]).
+    pub fn settings(
+        self,
+        flops_per_ms: Option<f64>,
+        bridge: &Bridge,
+        destination: &dyn Decoder,
+        tokens: Tokens,
+    ) -> CarrySettings {
+        match (self, flops_per_ms) {
+            (Self::Fixed(settings), _) => settings,
+            (Self::Stall { .. }, None) => CarrySettings::BALANCED,
+            (Self::Stall { target_ms }, Some(pace)) => {
+                CarrySettings::within(target_ms * pace, bridge, destination, tokens)
+            }
+        }
+    }
+}
+
+/// Floating-point operations that a model does in a millisecond when it reads many tokens at once; the engine learns it from
+/// what it reads, this measures it for whoever has no engine.
+///
+/// # Errors
+/// Where the model cannot read.
+pub fn pace(model: &Model, ledger: &Ledger) -> Result<f64, ModelError> {
+    const TOKENS: usize = 256;
+    let tokens = TOKENS.min(model.config().trained_context / 2);
+    let vocab = u32::try_from(model.config().vocab).unwrap_or(u32::MAX);
+    let ids: Vec<u32> = (1u32..).map(|i| i.wrapping_mul(7919) % vocab).take(tokens).collect();
+    let mut took = f64::INFINITY;
+    // The first warms up.
+    for _ in 0..2 {
+        let mut cache = KvCache::new(model.cache_shape(), Tokens::from(tokens), ledger)?;
+        let started = Instant::now();
+        model.read(&ids, &mut cache, &StopFlag::new())?;
+        took = took.min(ms_since(started));
+    }
+    Ok(model.flops(model.config().layers, tokens, 0) / took.max(f64::MIN_POSITIVE))
 }
 
 impl Default for Effort {
@@ -143,6 +186,9 @@ pub struct Engine {
     flops_per_ms: Option<f64>,
     alarm: Alarm,
     reaction: Reaction,
+    standby: Standby,
+    /// The tables of grammars in the books, once there are any.
+    tables: Option<Charge>,
     /// Rounds that have failed one after another.
     failed_rounds: u32,
     /// Never raised: what is being done to give memory back is not given up because more is wanted.
@@ -193,7 +239,7 @@ impl Engine {
         let conversations = settings.conversations;
         let ropes = ladder.rungs().iter().map(|r| r.config().rope()).collect();
         Ok(Self {
-            scheduler: Scheduler::new(cost, Config { overhead, catch_up: settings.ahead.catch_up, ..config }),
+            scheduler: Scheduler::new(cost, Config { overhead, catch_up: settings.ahead.wait(), ..config }),
             ladder,
             settings,
             ledger: Ledger::new(),
@@ -214,6 +260,8 @@ impl Engine {
             flops_per_ms: None,
             alarm: Alarm::default(),
             reaction: Reaction::default(),
+            standby: Standby::default(),
+            tables: None,
             failed_rounds: 0,
             calm: StopFlag::new(),
             events: Vec::new(),
@@ -343,6 +391,10 @@ impl Engine {
     /// One round: observe, plan, enforce, sample, step. What happened is appended to `events`.
     pub fn round(&mut self, now: Time, budget: Bytes, events: &mut Vec<Told>) {
         let signal = Instant::now();
+        if self.tables.is_none() {
+            // Whoever asked first for a grammar had them made, in a thread of its own.
+            self.tables = self.ladder.grammar_bytes().map(|bytes| self.ledger.hold(Kind::Tables, bytes));
+        }
         let usage = self.usage();
         self.alarm.note(usage);
         self.hear(signal, budget);
@@ -413,6 +465,7 @@ impl Engine {
         for rung in self.loaded.keys().copied().collect::<Vec<_>>() {
             self.step_together(rung, plan.steps());
         }
+        self.stand_by(now, &plan, budget, self.spare);
         self.read_in_background(&plan, self.spare);
         self.plan = plan;
         events.append(&mut self.events);

@@ -179,8 +179,8 @@ fn judge_pair(
                     let precision = ladder.rung(rung).map(|r| r.precision().to_string()).unwrap_or_default();
                     format!("{source} {precision}")
                 };
-                let carry = setting.carry_settings();
-                let bridge = pair.bridge.as_ref().filter(|_| carry.is_some());
+                let carry = setting.carry_settings(pair, prefix);
+                let bridge = pair.bridge.as_ref().filter(|_| setting.is_bridged());
                 Place {
                     pair: pair.name(),
                     source: side(pair.from, molt_kv::decoder::Decoder::source(&pair.source)),

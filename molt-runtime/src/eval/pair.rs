@@ -13,6 +13,7 @@ use super::error::EvalError;
 use super::metrics::{AFTER, LogProbs, Positions, SeamFigures};
 use super::setting::Setting;
 use super::windows::{Window, prefixes};
+use crate::engine::pace;
 
 /// Tokens whose distributions are made together: as many as the output head takes at once.
 const GROUP: usize = 8;
@@ -26,6 +27,8 @@ pub(super) struct Pair {
     pub(super) destination: Model,
     pub(super) bridge: Option<Bridge>,
     pub(super) ledger: Ledger,
+    /// Of the destination, in operations a millisecond.
+    pub(super) pace: f64,
 }
 
 /// What one way to the destination gave at one seam.
@@ -61,7 +64,8 @@ impl Pair {
         };
         let (source, destination) = (load(from)?, load(to)?);
         let bridge = ladder.bridge(from, to, &ledger)?;
-        Ok(Self { from, to, source, destination, bridge, ledger })
+        let pace = pace(&destination, &ledger)?;
+        Ok(Self { from, to, source, destination, bridge, ledger, pace })
     }
 
     pub(super) fn name(&self) -> String {
@@ -70,7 +74,7 @@ impl Pair {
 
     /// Whether a cache can come over in that way.
     pub(super) fn allows(&self, setting: Setting) -> bool {
-        setting.carry_settings().is_none() || self.bridge.is_some()
+        !setting.is_bridged() || self.bridge.is_some()
     }
 
     /// A cache of a model with these tokens read natively, room for `limit`, and every hidden state.

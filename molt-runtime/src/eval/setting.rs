@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::EvalError;
 use super::pair::Pair;
+use crate::engine::Effort;
 
 /// A way to the destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
@@ -19,8 +20,16 @@ use super::pair::Pair;
 pub enum Setting {
     /// A bridge with as little read natively as will do.
     Fast,
-    /// A bridge as the engine uses it.
+    /// A bridge as the engine uses it: with as much read natively as its reader waits for.
     Default,
+    /// A bridge with 64 first and 64 last tokens read natively, and none chosen.
+    Balanced,
+    /// As balanced, and 8 of every 100 mapped tokens read natively: those to which the last ones pay most attention.
+    #[value(name = "chosen-8")]
+    Chosen8,
+    /// The same with 15 of every 100.
+    #[value(name = "chosen-15")]
+    Chosen15,
     /// A bridge with much read natively.
     Faithful,
     /// A bridge, and then everything read again, left to right, into the same slots.
@@ -50,11 +59,23 @@ impl Setting {
     /// The most faithful carry, and the same with one of its means taken away.
     pub const ABLATIONS: [Self; 4] = [Self::Faithful, Self::WithoutFirst, Self::WithoutWindow, Self::WithoutChosen];
 
-    /// What is read natively beside the map; nothing for what needs no bridge.
-    pub fn carry_settings(self) -> Option<CarrySettings> {
+    /// Whether it goes over a bridge.
+    pub fn is_bridged(self) -> bool {
+        !matches!(self, Self::Shadowed | Self::Keepsake)
+    }
+
+    /// What is read natively beside the map of so many tokens; nothing for what needs no bridge, or where there is none.
+    pub(super) fn carry_settings(self, pair: &Pair, tokens: usize) -> Option<CarrySettings> {
+        let bridge = pair.bridge.as_ref()?;
         match self {
             Self::Fast => Some(CarrySettings::FAST),
-            Self::Default | Self::Healed => Some(CarrySettings::default()),
+            Self::Default | Self::Healed => {
+                let tokens = Tokens::from(tokens);
+                Some(Effort::default().settings(Some(pair.pace), bridge, &pair.destination, tokens))
+            }
+            Self::Balanced => Some(CarrySettings::BALANCED),
+            Self::Chosen8 => Some(CarrySettings::BALANCED.choosing(8)),
+            Self::Chosen15 => Some(CarrySettings::BALANCED.choosing(15)),
             Self::Faithful => Some(CarrySettings::FAITHFUL),
             Self::Shadowed | Self::Keepsake => None,
             Self::WithoutFirst => Some(CarrySettings { exact_first: Tokens::ZERO, ..CarrySettings::FAITHFUL }),
@@ -68,6 +89,9 @@ impl Setting {
         match self {
             Self::Fast => "fast",
             Self::Default => "default",
+            Self::Balanced => "balanced",
+            Self::Chosen8 => "chosen-8",
+            Self::Chosen15 => "chosen-15",
             Self::Faithful => "faithful",
             Self::Healed => "healed",
             Self::Shadowed => "shadowed",
@@ -94,15 +118,17 @@ impl Setting {
             let (cache, _) = take_over(shadow, source.slots(), &pair.destination, &pair.ledger, &stop)?;
             return Ok((cache, start.elapsed()));
         }
-        let Some(settings) = self.carry_settings() else {
+        if !self.is_bridged() {
             own.truncate(source.len() - WRITTEN_SINCE.min(source.len() / 4));
             let mut keepsake = Keepsake::save(own, pair.destination.source(), &std::env::temp_dir())?;
             let start = Instant::now();
             let (cache, _) =
                 restore(&mut keepsake, source.slots(), source.limit(), &pair.destination, &pair.ledger, &stop)?;
             return Ok((cache, start.elapsed()));
-        };
-        let bridge = pair.bridge.as_ref().ok_or_else(|| EvalError::NoBridge { pair: pair.name() })?;
+        }
+        let settings = self.carry_settings(pair, source.len());
+        let (settings, bridge) =
+            settings.zip(pair.bridge.as_ref()).ok_or_else(|| EvalError::NoBridge { pair: pair.name() })?;
         let start = Instant::now();
         let ends = (source, pair.source.rope());
         let (mut cache, _) = carry(bridge, ends, None, &pair.destination, settings, &pair.ledger, &stop)?;

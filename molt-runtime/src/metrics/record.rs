@@ -65,6 +65,7 @@ pub(super) fn record(event: &Event, overshoot_max: i64) {
         Event::Reaction { reaction_ms, .. } => histogram!("molt_reaction_seconds").record(reaction_ms / 1e3),
         Event::Stall { class, stall_ms, .. } => seconds("molt_reaction_stall_seconds", *class, *stall_ms),
         Event::GivenUp { .. } => counter!("molt_given_up_steps_total").increment(1),
+        Event::Standby { .. } => counter!("molt_standbys_total").increment(1),
         Event::Switch(switch) => switched(switch),
         Event::Lever { kind, class, bytes, tokens, .. } => {
             let (kind, class) = (lever_name(*kind), class_name(*class));
@@ -164,11 +165,12 @@ fn switched(switch: &Switch) {
 }
 
 fn used(by_kind: &UsageByKind) {
-    let UsageByKind { weights_bytes, cache_bytes, scratch_bytes, bridge_bytes, overhead_bytes } = by_kind;
+    let UsageByKind { weights_bytes, cache_bytes, scratch_bytes, bridge_bytes, tables_bytes, overhead_bytes } = by_kind;
     gauge!("molt_usage_kind_bytes", "kind" => "weights").set(float(*weights_bytes));
     gauge!("molt_usage_kind_bytes", "kind" => "cache").set(float(*cache_bytes));
     gauge!("molt_usage_kind_bytes", "kind" => "scratch").set(float(*scratch_bytes));
     gauge!("molt_usage_kind_bytes", "kind" => "bridge").set(float(*bridge_bytes));
+    gauge!("molt_usage_kind_bytes", "kind" => "tables").set(float(*tables_bytes));
     gauge!("molt_usage_kind_bytes", "kind" => "overhead").set(float(*overhead_bytes));
 }
 
@@ -186,6 +188,7 @@ pub(super) fn zeroes() {
         "molt_rounds_total",
         "molt_budget_changes_total",
         "molt_given_up_steps_total",
+        "molt_standbys_total",
         "molt_reread_tokens_total",
         "molt_healed_tokens_total",
     ] {

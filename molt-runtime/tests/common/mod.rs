@@ -29,6 +29,7 @@ pub(crate) fn spec(engine: &Engine) -> TenantSpec {
 
 pub(crate) struct Run {
     pub(crate) engine: Engine,
+    pub(crate) ladder: Arc<Ladder>,
     tenant: TenantId,
     prompt: Vec<u32>,
     now: Time,
@@ -47,9 +48,9 @@ impl Run {
         // Up again as soon as there is room: time is not what is tested.
         let config =
             Config { patience: Span::from_millis(100), residence: Span::from_millis(100), ..Config::default() };
-        let mut engine = Engine::new(ladder, config, settings).unwrap();
+        let mut engine = Engine::new(ladder.clone(), config, settings).unwrap();
         let tenant = engine.register("chat", spec(&engine));
-        Self { engine, tenant, prompt, now: Time::START }
+        Self { engine, ladder, tenant, prompt, now: Time::START }
     }
 
     pub(crate) fn ask(&mut self, answer: u64) -> SequenceId {

@@ -109,7 +109,7 @@ pub(crate) fn budget(args: &BudgetArgs) -> Result<()> {
     let (source, reason) = (word(&strictest["source"]), word(&strictest["reason"]));
     println!("{} may be used now; {source}: {reason}", bytes(&answer["usable_bytes"])?);
     let kinds = [("weights", "weights"), ("cache", "caches"), ("scratch", "buffers"), ("bridge", "bridges")];
-    let kinds = kinds.into_iter().chain([("overhead", "the process")]);
+    let kinds = kinds.into_iter().chain([("tables", "tables"), ("overhead", "the process")]);
     let kinds = kinds.map(|(kind, name)| {
         let used = bytes(&answer["usage_by_kind"][format!("{kind}_bytes")])?;
         Ok(format!("{name} {used}"))

@@ -104,6 +104,10 @@ pub(crate) enum News {
         tokens: Tokens,
         given_up_ms: f64,
     },
+    Standby {
+        rung: RungIdx,
+        bytes: Bytes,
+    },
     Trouble {
         message: String,
     },
@@ -194,6 +198,9 @@ impl News {
             Self::Stall { tenant, stall_ms } => format!("{tenant} waited {stall_ms:.0} ms for its next token"),
             Self::GivenUp { rung, given_up_ms, .. } => {
                 format!("a step on {rung} was given up after {given_up_ms:.0} ms; it is done again")
+            }
+            Self::Standby { rung, bytes } => {
+                format!("the budget falls: {bytes} of {rung} are fetched in case it falls further")
             }
             Self::Trouble { message } => message.clone(),
             Self::Sample { usage_bytes, budget_bytes, rss_bytes } => {

@@ -56,6 +56,9 @@ pub(crate) struct Args {
     /// Keep no keepsakes: going up again reads the conversation again.
     #[arg(long)]
     no_keepsakes: bool,
+    /// Go up as soon as there is room, over the ladder's bridge up where it has one, and do not read again first.
+    #[arg(long)]
+    eager_up: bool,
     /// Nothing simulated: another program takes memory that is not there to spare, inside a control group with a limit.
     #[arg(long, conflicts_with_all = ["trace", "tenants"])]
     real: bool,
@@ -93,10 +96,11 @@ pub(crate) fn run(args: &Args, models: &Path, workers: Workers) -> Result<()> {
         crate::pull_ladder(&claim, models, &PullOptions::default())?;
     }
     let ladder = Arc::new(Ladder::check(&claim.with_cache(args.cache), beside.as_deref(), models)?);
-    let engine = match args.no_keepsakes {
-        true => EngineSettings { keepsakes: None, ..EngineSettings::default() },
-        false => EngineSettings::default(),
-    };
+    let mut engine = EngineSettings::default();
+    engine.ahead.eager_up = args.eager_up;
+    if args.no_keepsakes {
+        engine.keepsakes = None;
+    }
     let sampling = SamplingSettings {
         temperature: args.temperature,
         repetition_penalty: 1.1,

@@ -112,6 +112,9 @@ impl<'a> Screen<'a> {
             Event::GivenUp { tokens, .. } => {
                 self.line(out, &format!("a step of {tokens} was given up; it is done again"))
             }
+            Event::Standby { rung, bytes } => {
+                self.line(out, &format!("the budget falls: {bytes} of {rung} are fetched in case it falls further"))
+            }
             Event::Trouble { message, .. } => self.line(out, message),
             Event::Sample { .. }
             | Event::Stall { .. }

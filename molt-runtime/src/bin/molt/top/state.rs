@@ -205,6 +205,7 @@ impl State {
             | News::Reaction { .. }
             | News::Stall { .. }
             | News::GivenUp { .. }
+            | News::Standby { .. }
             | News::Trouble { .. }
             | News::Other => {}
         }
