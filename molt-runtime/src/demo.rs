@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
+use molt_kv::carry::CarryError;
 use molt_models::sampling::SamplingSettings;
 use molt_models::{Ladder, Message, ModelError, kernels};
 use molt_scheduler::units::{Bytes, RungIdx, Span, Time, Tokens};
@@ -67,6 +68,17 @@ pub enum DemoError {
     /// The request.
     #[error("the request was refused")]
     Refused(#[from] Refusal),
+    /// A carry that was to be compared.
+    #[error(transparent)]
+    Carry(#[from] CarryError),
+    /// A seam between rungs that this ladder does not have.
+    #[error("the ladder has no way from {from} to {to}")]
+    NoWay {
+        /// The rung before the seam.
+        from: RungIdx,
+        /// The rung after it.
+        to: RungIdx,
+    },
     /// The models' context is too short.
     #[error("prompt and answer are {asked}, the ladder's models were trained for {limit}")]
     TooLong {

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::judge::{Judge, Judged};
 use super::results::{Claim, Section};
+use super::seams::{self, SeamRow};
 use super::stats::Spread;
 use crate::demo::{self, DemoError, DemoSettings, Regime};
 use crate::engine::{EngineSettings, ladder_cost};
@@ -106,6 +107,9 @@ pub struct ConditionRow {
     pub answer: String,
     /// How it reads to the biggest rung.
     pub judged: Option<Judged>,
+    /// Its changes of rung, those of Molt compared with a native read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub seams: Vec<SeamRow>,
 }
 
 /// What is asked. Each suits a chat model and a model that only continues text.
@@ -213,9 +217,18 @@ impl<'a> Ground<'a> {
                 rows.push(row);
             }
         }
+        let mut prompts: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+        for row in &rows {
+            prompts.insert(row.prompt, demo::prompt_tokens(&self.whole, PROMPTS[row.prompt])?);
+        }
+        let of_molt = rows.iter_mut().filter(|row| row.condition == Condition::Molt);
+        seams::compare(
+            &self.whole,
+            of_molt.map(|row| (&prompts[&row.prompt][..], row.answer.as_str(), &mut row.seams[..])),
+        )?;
         let judge = Judge::load(&self.whole)?;
         for row in &mut rows {
-            row.judged = judge.judge(&demo::prompt_tokens(&self.whole, PROMPTS[row.prompt])?, &row.answer)?;
+            row.judged = judge.judge(&prompts[&row.prompt], &row.answer)?;
         }
         Ok(rows)
     }
@@ -266,7 +279,7 @@ fn answer_once(
     let held = matches!(way.regime, Regime::Held(_));
     let (engine, regime) = (way.engine.clone(), way.regime.clone());
     let settings = DemoSettings { prompt: text.to_owned(), answer, sampling, engine, regime };
-    let (mut tokens_by_rung, mut written) = (BTreeMap::new(), String::new());
+    let (mut tokens_by_rung, mut written, mut seams) = (BTreeMap::new(), String::new(), Vec::new());
     let summary = demo::run(&way.ladder, trace, &settings, |event| {
         if let Event::Token { rung, text, .. } = event {
             // A rung of a ladder of one is the first of its own, and another of the whole.
@@ -277,6 +290,9 @@ fn answer_once(
             };
             *tokens_by_rung.entry(rung).or_insert(0) += 1;
             written.push_str(text);
+        }
+        if let Event::Switch(switch) = event {
+            seams.push(SeamRow::new((switch.from, switch.to), switch.route, written.len()));
         }
         ControlFlow::Continue(())
     })?;
@@ -297,6 +313,7 @@ fn answer_once(
         transition_overshoot_bytes: summary.transition_overshoot_bytes_max,
         answer: written,
         judged: None,
+        seams,
     })
 }
 

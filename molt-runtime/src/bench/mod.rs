@@ -13,6 +13,7 @@ pub mod ladder;
 mod llama_cpp;
 pub mod memory;
 pub mod results;
+pub mod seams;
 pub mod shedding;
 pub mod stats;
 pub mod switch_cost;

@@ -31,11 +31,13 @@ pub enum Left {
     Shed,
     /// The same tokens, read anew as if nothing had stood between them.
     Truncated,
+    /// What is left where as many blocks go, but those to which the recent tokens pay least attention instead of the oldest.
+    LeastSeen,
 }
 
 impl Left {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Whole, Self::Shed, Self::Truncated];
+    pub const ALL: [Self; 4] = [Self::Whole, Self::Shed, Self::LeastSeen, Self::Truncated];
 }
 
 impl std::fmt::Display for Left {
@@ -44,6 +46,7 @@ impl std::fmt::Display for Left {
             Self::Whole => "nothing shed",
             Self::Shed => "shed",
             Self::Truncated => "read again, truncated",
+            Self::LeastSeen => "shed by attention",
         })
     }
 }
@@ -86,6 +89,20 @@ pub struct RestRow {
     pub loss_shed: f64,
     /// After a re-read of what shedding leaves.
     pub loss_truncated: f64,
+    /// After shedding by attention; of reports that did not try it, nothing.
+    #[serde(default)]
+    pub loss_least_seen: Option<f64>,
+}
+
+impl RestRow {
+    fn loss(&self, left: Left) -> f64 {
+        match left {
+            Left::Whole => self.loss_whole,
+            Left::Shed => self.loss_shed,
+            Left::Truncated => self.loss_truncated,
+            Left::LeastSeen => self.loss_least_seen.unwrap_or(f64::NAN),
+        }
+    }
 }
 
 /// One rung, one amount.
@@ -128,6 +145,13 @@ impl SheddingRun {
         }
     }
 
+    /// Facts that are known of all that were asked for, wherever they stood.
+    fn known(&self, left: Left) -> Option<(usize, usize)> {
+        let rows = self.recall.iter().filter(|row| row.left == left);
+        let sum = rows.fold((0, 0), |(known, asked), row| (known + row.likeliest, asked + row.asked));
+        Some(sum).filter(|(_, asked)| *asked > 0)
+    }
+
     /// What was found about facts of a place.
     pub fn recall_of(&self, left: Left, place: Place) -> Option<&RecallRow> {
         self.recall.iter().find(|row| row.left == left && row.place == place)
@@ -135,11 +159,7 @@ impl SheddingRun {
 
     /// The perplexity after what is left, over that after a truncated re-read, with a 95 % interval over documents.
     pub fn perplexity_ratio(&self, left: Left) -> (f64, Option<(f64, f64)>) {
-        let of = |row: &RestRow| match left {
-            Left::Whole => row.loss_whole - row.loss_truncated,
-            Left::Shed => row.loss_shed - row.loss_truncated,
-            Left::Truncated => 0.0,
-        };
+        let of = |row: &RestRow| row.loss(left) - row.loss_truncated;
         let each: Vec<(&str, f64)> = self.rest.iter().map(|row| (row.document.as_str(), of(row))).collect();
         let mean = each.iter().map(|(_, delta)| delta).sum::<f64>() / each.len() as f64;
         (mean.exp(), interval(&each).map(|(low, high)| (low.exp(), high.exp())))
@@ -152,12 +172,7 @@ impl SheddingRun {
 
     /// The perplexity of what comes after.
     pub fn perplexity(&self, left: Left) -> f64 {
-        let of = |row: &RestRow| match left {
-            Left::Whole => row.loss_whole,
-            Left::Shed => row.loss_shed,
-            Left::Truncated => row.loss_truncated,
-        };
-        (self.rest.iter().map(of).sum::<f64>() / self.rest.len() as f64).exp()
+        (self.rest.iter().map(|row| row.loss(left)).sum::<f64>() / self.rest.len() as f64).exp()
     }
 }
 
@@ -242,7 +257,14 @@ pub fn measure(
     amounts.dedup();
     let ledger = Ledger::new();
     let rung = ladder.rung(settings.rung).ok_or(SheddingError::NoRung(settings.rung))?;
-    let bench = Bench { model: rung.load(&ledger, &StopFlag::new())?, ladder, ledger, front };
+    let bench = Bench {
+        model: rung.load(&ledger, &StopFlag::new())?,
+        ladder,
+        ledger,
+        front,
+        recent: usize::from(config.window),
+        block,
+    };
     let mut runs: Vec<SheddingRun> =
         amounts.iter().map(|amount| SheddingRun::new(settings.rung.to_string(), context, *amount)).collect();
     for seed in (1..).take(settings.facts) {
@@ -272,6 +294,17 @@ struct Bench<'a> {
     ledger: Ledger,
     /// Tokens at the front that are never shed.
     front: usize,
+    /// Tokens at the end that are not.
+    recent: usize,
+    /// Tokens that are shed together.
+    block: usize,
+}
+
+/// What is left of a context, and what went.
+struct Rest {
+    left: Left,
+    cache: KvCache,
+    gone: Vec<Range<usize>>,
 }
 
 impl Bench<'_> {
@@ -286,8 +319,8 @@ impl Bench<'_> {
         Ok(whole)
     }
 
-    /// What shedding leaves of a context, and the same tokens read again.
-    fn left(&self, whole: &KvCache, run: &mut SheddingRun) -> Result<[(Left, KvCache); 2], SheddingError> {
+    /// What shedding leaves of a context, the oldest or the least looked at, and what the former leaves read again.
+    fn left(&self, whole: &KvCache, run: &mut SheddingRun) -> Result<[Rest; 3], SheddingError> {
         let mut shed = whole.prefix(whole.len(), whole.limit(), &self.ledger)?;
         let before = self.ledger.total();
         let start = Instant::now();
@@ -299,12 +332,42 @@ impl Bench<'_> {
         let start = Instant::now();
         self.model.read(&tokens, &mut truncated, &StopFlag::new())?;
         run.truncated_ms.push(start.elapsed().as_secs_f64() * 1e3);
-        Ok([(Left::Shed, shed), (Left::Truncated, truncated)])
+        let least = self.least_seen(whole, run.shed_tokens / self.block)?;
+        let mut least_seen = whole.prefix(whole.len(), whole.limit(), &self.ledger)?;
+        for block in least.iter().rev() {
+            least_seen.shed(block.clone())?;
+        }
+        let oldest = vec![self.gone(run)];
+        Ok([
+            Rest { left: Left::Shed, cache: shed, gone: oldest.clone() },
+            Rest { left: Left::LeastSeen, cache: least_seen, gone: least },
+            Rest { left: Left::Truncated, cache: truncated, gone: oldest },
+        ])
     }
 
     /// Which tokens go.
     fn gone(&self, run: &SheddingRun) -> Range<usize> {
         self.front..self.front + run.shed_tokens
+    }
+
+    /// The blocks to which the recent tokens pay least attention, in order.
+    fn least_seen(&self, whole: &KvCache, count: usize) -> Result<Vec<Range<usize>>, SheddingError> {
+        let mut cache = whole.prefix(whole.len(), whole.limit(), &self.ledger)?;
+        let recent = whole.len() - self.recent.min(self.model.chunk_limit()).min(whole.len())..whole.len();
+        let ids: Vec<u32> = whole.slots()[recent.clone()].iter().map(|slot| slot.token).collect();
+        let (mut received, mut hidden) = (vec![0.0; whole.len()], vec![0.0; ids.len() * self.model.width()]);
+        self.model.embed(&ids, &mut hidden);
+        let (layers, looked) = (0..self.model.cache_shape().layers, std::slice::from_ref(&recent));
+        let looking =
+            self.model.run_slots(layers, &mut hidden, &mut cache, looked, Some(&mut received), &StopFlag::new());
+        looking.map_err(ModelError::from)?;
+        let blocks = (self.front..recent.start).step_by(self.block).map(|start| start..start + self.block);
+        let mut blocks: Vec<_> = blocks.filter(|block| block.end <= recent.start).collect();
+        let seen = |block: &Range<usize>| received[block.clone()].iter().sum::<f32>();
+        blocks.sort_by(|one, other| seen(one).total_cmp(&seen(other)));
+        blocks.truncate(count);
+        blocks.sort_by_key(|block| block.start);
+        Ok(blocks)
     }
 
     /// Asks for every fact, and counts those that lie in one of the two parts.
@@ -313,10 +376,10 @@ impl Bench<'_> {
         let known = self.known(facts, &mut whole)?;
         for run in runs {
             run.chance_ratio = 1.0 / facts.candidates.len() as f64;
-            run.count(facts, Left::Whole, &known, self.gone(run));
-            for (left, mut cache) in self.left(&whole, run)? {
+            run.count(facts, Left::Whole, &known, &[self.gone(run)]);
+            for Rest { left, mut cache, gone } in self.left(&whole, run)? {
                 let known = self.known(facts, &mut cache)?;
-                run.count(facts, left, &known, self.gone(run));
+                run.count(facts, left, &known, &gone);
             }
         }
         Ok(())
@@ -346,9 +409,10 @@ impl Bench<'_> {
         let mut whole = self.whole(context)?;
         let loss_whole = loss(&mut whole)?;
         for run in runs {
-            let [(_, mut shed), (_, mut truncated)] = self.left(&whole, run)?;
-            let (loss_shed, loss_truncated) = (loss(&mut shed)?, loss(&mut truncated)?);
-            run.rest.push(RestRow { document: document.to_owned(), loss_whole, loss_shed, loss_truncated });
+            let [mut shed, mut least_seen, mut truncated] = self.left(&whole, run)?;
+            let (loss_shed, loss_truncated) = (loss(&mut shed.cache)?, loss(&mut truncated.cache)?);
+            let (document, loss_least_seen) = (document.to_owned(), Some(loss(&mut least_seen.cache)?));
+            run.rest.push(RestRow { document, loss_whole, loss_shed, loss_truncated, loss_least_seen });
         }
         Ok(())
     }
@@ -356,16 +420,16 @@ impl Bench<'_> {
 
 impl SheddingRun {
     /// Counts what is known of the facts of each part; one that was cut in two is in neither.
-    fn count(&mut self, facts: &Facts, left: Left, known: &[(bool, bool)], gone: Range<usize>) {
+    fn count(&mut self, facts: &Facts, left: Left, known: &[(bool, bool)], gone: &[Range<usize>]) {
         for place in [Place::Kept, Place::Shed] {
             if self.recall_of(left, place).is_none() {
                 self.recall.push(RecallRow { left, place, asked: 0, likeliest: 0, said: 0 });
             }
         }
         for (fact, (likeliest, said)) in facts.facts.iter().zip(known) {
-            let place = match (fact.place.start >= gone.end, gone.contains(&fact.place.start)) {
-                (true, _) => Place::Kept,
-                (_, true) if fact.place.end <= gone.end => Place::Shed,
+            let place = match fact.place.clone().filter(|at| gone.iter().any(|gone| gone.contains(at))).count() {
+                0 => Place::Kept,
+                lost if lost == fact.place.len() => Place::Shed,
                 _ => continue,
             };
             let row = self.recall.iter_mut().find(|row| row.left == left && row.place == place);
@@ -389,6 +453,14 @@ fn claims(run: &SheddingRun) -> Vec<Claim> {
             format!("{tokens}: facts of the part that was kept are known as well as {name}"),
             high >= other.likeliest as f64 / other.asked as f64,
             format!("{} against {} of {}", shed.likeliest, other.likeliest, shed.asked),
+        ));
+    }
+    if let Some(((oldest, asked), (least_seen, other_asked))) = run.known(Left::Shed).zip(run.known(Left::LeastSeen)) {
+        let high = wilson(oldest, asked).map_or(1.0, |(_, high)| high);
+        claims.push(Claim::new(
+            format!("{tokens}: of all facts as many are known as where the blocks that are least looked at go"),
+            high >= least_seen as f64 / other_asked as f64,
+            format!("{oldest} of {asked} against {least_seen} of {other_asked}"),
         ));
     }
     if !run.rest.is_empty() {
@@ -418,7 +490,7 @@ mod tests {
             let fact = Fact { place, asked: vec![1], animal: "cat" };
             let facts = Facts { tokens: vec![0; 40], facts: vec![fact], candidates: vec![vec![2]] };
             let mut run = run();
-            run.count(&facts, Left::Shed, &[(true, false)], 4..24);
+            run.count(&facts, Left::Shed, &[(true, false)], &[4..24]);
             let asked = |place| run.recall_of(Left::Shed, place).map(|row| (row.asked, row.likeliest, row.said));
             assert_eq!(asked(Place::Kept), Some((kept, kept, 0)));
             assert_eq!(asked(Place::Shed), Some((shed, shed, 0)));
@@ -435,12 +507,13 @@ mod tests {
     fn claims_say_what_was_found() {
         let check = |known: [usize; 3], losses: [f64; 3], expected: [bool; 3]| {
             let mut run = run();
-            for (left, likeliest) in Left::ALL.into_iter().zip(known) {
+            for (left, likeliest) in [Left::Whole, Left::Shed, Left::Truncated].into_iter().zip(known) {
                 run.recall.push(RecallRow { left, place: Place::Kept, asked: 20, likeliest, said: likeliest });
             }
             for document in ["a", "b", "c"] {
                 let [loss_whole, loss_shed, loss_truncated] = losses;
-                run.rest.push(RestRow { document: document.to_owned(), loss_whole, loss_shed, loss_truncated });
+                let (document, loss_least_seen) = (document.to_owned(), None);
+                run.rest.push(RestRow { document, loss_whole, loss_shed, loss_truncated, loss_least_seen });
             }
             let holds: Vec<bool> = claims(&run).iter().map(|claim| claim.holds).collect();
             assert_eq!(holds, expected);

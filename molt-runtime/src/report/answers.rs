@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use molt_kv::carry::Route;
+
 use super::carries::divergences;
 use super::charts::{Bar, Bars, short};
 use super::page::Page;
@@ -10,6 +12,7 @@ use crate::bench::ablations::{AblationRow, carried, traced};
 use crate::bench::conditions::{Condition, ConditionRow};
 use crate::bench::judge::Judged;
 use crate::bench::results::Section;
+use crate::bench::seams::SeamRow;
 use crate::bench::stats::{Spread, wilson};
 use crate::bench::tasks::{TaskRow, Way, apart, kinds, named, right};
 
@@ -100,7 +103,35 @@ pub(super) fn conditions(page: &mut Page, section: &Section<ConditionRow>) -> Re
     let molt = section.rows.iter().filter(|row| row.condition == Condition::Molt);
     let switches: u64 = molt.map(|row| row.switches).sum();
     page.text(&format!("Molt changed rungs {switches} times in these answers."));
+    seams(page, &section.rows);
     Ok(())
+}
+
+/// How far what came over was from a native read, where an answer changed its rung.
+fn seams(page: &mut Page, rows: &[ConditionRow]) {
+    let seams: Vec<_> = rows.iter().flat_map(|row| &row.seams).filter(|seam| seam.kl_8.is_some()).collect();
+    if seams.is_empty() {
+        return;
+    }
+    page.text(
+        "Its seams, each at the words where it fell: the divergence of the destination's distributions after what came over from          those after a native read of the same words, at the first token and over the first eight, in nats. Ways that are exact          are not compared.",
+    );
+    let groups = by(&seams, |seam| (seam.from, seam.to));
+    let rows = groups.into_iter().map(|((from, to), seams)| {
+        let spread = |of: fn(&SeamRow) -> Option<f64>| {
+            let values: Vec<f64> = seams.iter().filter_map(|seam| of(seam)).collect();
+            Spread::of(&values).map_or("-".to_owned(), |spread| format!("{spread:.4}"))
+        };
+        let route = seams.first().map_or("-", |seam| if seam.route == Route::Identity { "identity" } else { "bridge" });
+        vec![
+            format!("{from} to {to}"),
+            route.to_owned(),
+            seams.len().to_string(),
+            spread(|seam| seam.kl_seam),
+            spread(|seam| seam.kl_8),
+        ]
+    });
+    page.table(&["switch", "by", "seams", "first token", "first eight"], rows);
 }
 
 fn stalls(groups: &BTreeMap<Condition, Vec<&ConditionRow>>) -> Result<String, ReportError> {

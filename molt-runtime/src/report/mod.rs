@@ -4,6 +4,7 @@ mod answers;
 mod carries;
 mod charts;
 mod page;
+mod published;
 mod service;
 mod shedding;
 
@@ -27,6 +28,7 @@ pub fn html(results: &Results) -> Result<String, ReportError> {
     let mut page = Page::new(results);
     for (at, of) in results.each().enumerate() {
         page.part(of, at == 0);
+        published::published(&mut page, of);
         page.section("The ladder", of.ladder.as_ref(), ladder)?;
         page.section("A spike in mid-answer", of.conditions.as_ref(), answers::conditions)?;
         page.section("Answers that are right or wrong", of.tasks.as_ref(), answers::tasks)?;

@@ -118,6 +118,11 @@ impl Page {
         self.text.push_str("</ul>\n");
     }
 
+    /// What stands before all sections of a ladder.
+    pub(super) fn heading(&mut self, title: &str) {
+        let _infallible = writeln!(self.text, "<h2>{}</h2>", escape(title));
+    }
+
     pub(super) fn text(&mut self, text: &str) {
         let _infallible = writeln!(self.text, "<p>{}</p>", escape(text));
     }
@@ -180,7 +185,7 @@ impl Page {
 }
 
 /// What no section shows.
-const EDGES: [&str; 9] = [
+const EDGES: [&str; 8] = [
     "Whether long answers are good: no person and no other model has read them. The questions with a right answer are short, \
      in English, and far easier than what such models are asked; the biggest rung's own judgement favours what it would have \
      written itself.",
@@ -193,8 +198,6 @@ const EDGES: [&str; 9] = [
     "Answers across the way back up, and across many switches: questions are answered over one switch, down.",
     "Shedding after a carry: what was shed here had been read natively. Facts of one kind in one form of sentence; nobody asked \
      for what takes two of them together.",
-    "The seams of these answers one by one: how far distributions part after a seam is shown on held-out texts, not on the \
-     answers under the spike.",
     "Other machines than the one named above, and this one with something else to do.",
 ];
 

@@ -13,7 +13,7 @@ pub(super) fn shedding(page: &mut Page, section: &Section<SheddingRun>) -> Resul
         "The last lever: the oldest context goes, in blocks, between the first tokens and the most recent ones; nothing is read \
          again, and what is left keeps its positions. Contexts are lists of facts, and every fact is asked for: whether the right \
          animal is the likeliest among those of all facts, and whether it is what the model says. What comes next is judged on 256 \
-         tokens of held-out texts. A truncated re-read is what a runtime does that has no such cache: it reads what is left anew.",
+         tokens of held-out texts. Shed by attention, those blocks go that the recent tokens look at least, not the oldest. A truncated re-read is what a runtime does that has no such cache: it reads what is left anew.",
     );
     for run in &section.rows {
         let amount = format!("{} of {} tokens shed", run.shed_tokens, run.context_tokens);
@@ -31,6 +31,9 @@ pub(super) fn shedding(page: &mut Page, section: &Section<SheddingRun>) -> Resul
             };
             let ([kept, kept_said], [shed, shed_said]) = (facts(Place::Kept), facts(Place::Shed));
             let (ratio, interval) = run.perplexity_ratio(left);
+            if ratio.is_nan() {
+                return vec![left.to_string(), kept, kept_said, shed, shed_said, "-".to_owned(), "-".to_owned()];
+            }
             let range = interval.filter(|_| left != Left::Truncated);
             let range = range.map_or(String::new(), |(low, high)| format!(" ({low:.3} to {high:.3})"));
             let perplexity = format!("{:.2}", run.perplexity(left));
