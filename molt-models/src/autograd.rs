@@ -279,7 +279,9 @@ impl CustomOp1 for Divergence {
         let mut gradient = vec![0.0f32; rows * width];
         multiply(MatrixRef::row_major(&logits, rows, vocab), head, &mut gradient, width, Threads::All);
         *self.gradient.lock() = gradient;
-        Ok((CpuStorage::F32(vec![(sum / rows as f64) as f32]), Shape::from(())))
+        #[expect(clippy::cast_possible_truncation, reason = "rounded to what tensors hold")]
+        let mean = (sum / rows as f64) as f32;
+        Ok((CpuStorage::F32(vec![mean]), Shape::from(())))
     }
 
     fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {

@@ -490,7 +490,8 @@ mod tests {
             let fact = Fact { place, asked: vec![1], animal: "cat" };
             let facts = Facts { tokens: vec![0; 40], facts: vec![fact], candidates: vec![vec![2]] };
             let mut run = run();
-            run.count(&facts, Left::Shed, &[(true, false)], &[4..24]);
+            let gone = 4..24;
+            run.count(&facts, Left::Shed, &[(true, false)], std::slice::from_ref(&gone));
             let asked = |place| run.recall_of(Left::Shed, place).map(|row| (row.asked, row.likeliest, row.said));
             assert_eq!(asked(Place::Kept), Some((kept, kept, 0)));
             assert_eq!(asked(Place::Shed), Some((shed, shed, 0)));
