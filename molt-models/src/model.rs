@@ -73,20 +73,26 @@ struct Linear {
 }
 
 impl Linear {
-    fn apply(&self, input: &[f32], output: &mut [f32], room: &mut [i32]) {
-        Self::apply_all(input, &mut [(self, output)], room);
+    fn apply(&self, input: &[f32], output: &mut [f32], room: &mut [i32], stop: &StopFlag) -> Result<(), Stopped> {
+        Self::apply_all(input, &mut [(self, output)], room, stop)
     }
 
     /// Several layers of the same inputs at once.
-    fn apply_all<const N: usize>(input: &[f32], layers: &mut [(&Self, &mut [f32]); N], room: &mut [i32]) {
+    fn apply_all<const N: usize>(
+        input: &[f32],
+        layers: &mut [(&Self, &mut [f32]); N],
+        room: &mut [i32],
+        stop: &StopFlag,
+    ) -> Result<(), Stopped> {
         let mut products = layers.each_mut().map(|(layer, output)| Product { weights: layer.weight.view(), output });
-        multiply_all(input, &mut products, room);
+        multiply_all(input, &mut products, room, Some(stop))?;
         for (layer, output) in layers {
             let Some(bias) = &layer.bias else { continue };
             for row in output.chunks_exact_mut(bias.len()) {
                 row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
             }
         }
+        Ok(())
     }
 }
 
@@ -288,7 +294,7 @@ impl Model {
     /// weights are read once for all of them. Returns the last hidden state of each, `[parts, width]`; of one without
     /// tokens, zeros.
     ///
-    /// Given up within a third of a layer where `stop` is raised, or where a cache is full; every cache is then as it was.
+    /// Given up within a part of a product where `stop` is raised, or where a cache is full; every cache is then as it was.
     pub fn read_together(&self, parts: &mut [Part<'_>], stop: &StopFlag) -> Result<Vec<f32>, ModelError> {
         let before: Vec<usize> = parts.iter().map(|part| part.cache.len()).collect();
         let read = self.passes(parts, stop);
@@ -367,7 +373,7 @@ impl Model {
             }
             let block = &self.blocks[layer];
             rms_norm(hidden, &block.attn_norm, c.rms_eps, normed);
-            Linear::apply_all(normed, &mut [(&block.q, q), (&block.k, k), (&block.v, v)], room);
+            Linear::apply_all(normed, &mut [(&block.q, q), (&block.k, k), (&block.v, v)], room, stop)?;
             for (at, position) in positions.iter().enumerate() {
                 self.rope.turn(&mut q[at * c.q_width()..(at + 1) * c.q_width()], *position, Turn::Forward);
                 self.rope.turn(&mut k[at * c.kv_width()..(at + 1) * c.kv_width()], *position, Turn::Forward);
@@ -392,15 +398,12 @@ impl Model {
             if stop.is_up() {
                 return Err(Stopped);
             }
-            block.output.apply(mixed, normed, room);
+            block.output.apply(mixed, normed, room, stop)?;
             hidden.iter_mut().zip(&*normed).for_each(|(h, o)| *h += o);
             rms_norm(hidden, &block.ffn_norm, c.rms_eps, normed);
-            Linear::apply_all(normed, &mut [(&block.gate, gate), (&block.up, up)], room);
-            if stop.is_up() {
-                return Err(Stopped);
-            }
+            Linear::apply_all(normed, &mut [(&block.gate, gate), (&block.up, up)], room, stop)?;
             gate.par_chunks_mut(SILU).zip(up.par_chunks(SILU)).for_each(|(gate, up)| silu_mul(gate, up));
-            block.down.apply(gate, normed, room);
+            block.down.apply(gate, normed, room, stop)?;
             hidden.iter_mut().zip(&*normed).for_each(|(h, o)| *h += o);
         }
         Ok(())

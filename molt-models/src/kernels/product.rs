@@ -5,8 +5,9 @@
 //! read in other chunks, or beside other sequences, gives the same.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use molt_kv::decoder::{StopFlag, Stopped};
 use rayon::prelude::*;
 
 use crate::kernels::activations::{Activations, block_len, words};
@@ -25,6 +26,10 @@ const FLOAT_COLUMNS: usize = 256;
 const FLOAT_TOKENS: usize = 256;
 /// A thread takes this part of its share of what is left at a time.
 const PART: usize = 3;
+/// Of products with many tokens, whose parts take long and could not be given up in their middle.
+const PART_OF_MANY: usize = 12;
+/// So many tokens are many.
+const MANY: usize = 8;
 
 /// One of several products of the same inputs.
 #[derive(Debug)]
@@ -42,7 +47,8 @@ impl Weights<'_> {
     /// # Panics
     /// Where `input` and `output` do not hold the same number of rows, or the room is too small.
     pub fn multiply(&self, input: &[f32], output: &mut [f32], room: &mut [i32]) {
-        multiply_all(input, &mut [Product { weights: *self, output }], room);
+        // Nobody can stop it.
+        let _done = multiply_all(input, &mut [Product { weights: *self, output }], room, None);
     }
 }
 
@@ -78,7 +84,15 @@ struct Job<'a> {
 /// # Panics
 /// Where an output does not hold as many rows as `input`, the matrices differ in width, or the room is smaller than
 /// [`room`] says.
-pub fn multiply_all(input: &[f32], products: &mut [Product<'_, '_>], room: &mut [i32]) {
+///
+/// # Errors
+/// Where `stop` was raised before the last part was begun: the outputs are then of no use.
+pub fn multiply_all(
+    input: &[f32],
+    products: &mut [Product<'_, '_>],
+    room: &mut [i32],
+    stop: Option<&StopFlag>,
+) -> Result<(), Stopped> {
     let width = products.first().map_or(0, |product| product.weights.columns);
     // Rounded inputs are shared: a narrower matrix would be read past the end of its rows.
     assert!(products.iter().all(|product| product.weights.columns == width), "matrices of different widths");
@@ -106,9 +120,10 @@ pub fn multiply_all(input: &[f32], products: &mut [Product<'_, '_>], room: &mut 
     }
     let tiles: usize = jobs.iter().map(Job::tiles).sum();
     if tiles == 0 || input.is_empty() {
-        return;
+        return Ok(());
     }
-    share_out(tiles, |own| {
+    let part = if input.len() / width > MANY { PART_OF_MANY } else { PART };
+    share_out(tiles, part, stop, |own| {
         let mut passed = 0;
         for job in &jobs {
             let end = passed + job.tiles();
@@ -117,7 +132,7 @@ pub fn multiply_all(input: &[f32], products: &mut [Product<'_, '_>], room: &mut 
             }
             passed = end;
         }
-    });
+    })
 }
 
 /// Inputs `[m, columns]` as tiles of floats read them: for each stretch of [`FLOAT_COLUMNS`] columns `[m, stretch]`. As
@@ -141,17 +156,28 @@ fn in_stretches<'a>(input: &'a [f32], columns: usize, room: &'a mut [i32]) -> (&
 
 /// Shares `count` pieces out among the threads of the pool. Each takes a part of what is left until nothing is (guided
 /// self-scheduling): parts get smaller towards the end, so that all end at about the same time, also where one of them is
-/// held up by another program.
-fn share_out(count: usize, work: impl Fn(Range<usize>) + Sync) {
+/// held up by another program. Once `stop` is raised nobody begins another part.
+fn share_out(
+    count: usize,
+    part: usize,
+    stop: Option<&StopFlag>,
+    work: impl Fn(Range<usize>) + Sync,
+) -> Result<(), Stopped> {
     let threads = rayon::current_num_threads();
-    let taken = AtomicUsize::new(0);
+    let (taken, given_up) = (AtomicUsize::new(0), AtomicBool::new(false));
     (0..threads).into_par_iter().with_max_len(1).for_each(|_| {
-        let part = |taken: usize| (taken < count).then(|| taken + (count - taken).div_ceil(PART * threads));
+        let part = |taken: usize| (taken < count).then(|| taken + (count - taken).div_ceil(part * threads));
         while let Ok(start) = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, part) {
+            // Noted, for the flag may be lowered before anybody looks again.
+            if stop.is_some_and(StopFlag::is_up) {
+                given_up.store(true, Ordering::Relaxed);
+                return;
+            }
             // What was taken is a function of where it starts.
             work(start..part(start).unwrap_or(start));
         }
     });
+    if given_up.into_inner() { Err(Stopped) } else { Ok(()) }
 }
 
 impl Job<'_> {

@@ -278,7 +278,7 @@ fn matrices_of_different_widths_are_refused() {
         |columns, bytes, output| Product { weights: Weights::new(Format::Q4K, 8, columns, bytes).unwrap(), output };
     let (mut one, mut two) = (vec![0.0; 8], vec![0.0; 16]);
     let mut products = [product(512, &wide, &mut one[..]), product(256, &narrow, &mut two[..])];
-    multiply_all(&values(512, 3), &mut products, &mut [0; 512]);
+    let _never = multiply_all(&values(512, 3), &mut products, &mut [0; 512], None);
 }
 
 #[test]
@@ -303,4 +303,26 @@ fn candle_multiplies_alike() {
         // 512 products of up to 9, each input off by up to 0.4 %.
         assert!(difference(&out, &expected, 512.0) < 0.01, "{format:?}");
     }
+}
+
+#[test]
+fn a_product_that_is_not_wanted_any_more_is_given_up() {
+    use molt_kv::decoder::StopFlag;
+    let check = |tokens: usize| {
+        let (stop, bytes) = (StopFlag::new(), blocks(Format::Q8_0, 64, 256, 5));
+        let weights = Weights::new(Format::Q8_0, 64, 256, &bytes).unwrap();
+        let input = values(tokens * 256, 3);
+        let mut room = vec![0; room(tokens, 256, &[Format::Q8_0])];
+        let mut output = vec![0.0; tokens * 64];
+        let mut run = |stop: &StopFlag| {
+            multiply_all(&input, &mut [Product { weights, output: &mut output }], &mut room, Some(stop))
+        };
+        assert!(run(&stop).is_ok());
+        stop.raise();
+        assert!(run(&stop).is_err());
+        stop.lower();
+        assert!(run(&stop).is_ok());
+    };
+    check(1);
+    check(40);
 }
