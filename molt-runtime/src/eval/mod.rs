@@ -1,6 +1,7 @@
 //! `molt eval`: how well caches come over, on text that no map has seen. The reference is always the destination after
 //! a native read of its own. Nothing here is used to decide anything while Molt serves.
 
+mod claims;
 mod error;
 mod gates;
 mod journal;
@@ -15,6 +16,7 @@ use molt_scheduler::units::RungIdx;
 use sha2::{Digest as _, Sha256};
 
 use crate::texts::Document;
+pub use claims::claims;
 pub use error::EvalError;
 pub use gates::{Control, Gates};
 pub use journal::Journal;
@@ -32,32 +34,35 @@ pub struct EvalSettings {
     pub pairs: Option<Vec<(RungIdx, RungIdx)>>,
     /// Tokens before a seam; none for what suits the ladder.
     pub contexts: Option<Vec<usize>>,
-    /// Seams for each row, rounded up to whole windows of four.
-    pub seams: usize,
+    /// Seams of each row, rounded up to whole windows of four: for each context in turn, and the last number for all
+    /// that follow. What is exact by construction is judged at [`EXACT_SEAMS`] of them.
+    pub seams: Vec<usize>,
     /// Ways to the destination.
     pub ways: Vec<Setting>,
 }
 
 /// Contexts of a full evaluation, as far as the models hold them.
 const CONTEXTS: [usize; 2] = [512, 2_048];
+/// Seams at which a way that is exact by construction is judged, at most: one that differs is as good as two hundred.
+pub const EXACT_SEAMS: usize = 20;
 /// The context of the quick subset.
 const QUICK_CONTEXT: usize = 128;
 
 impl EvalSettings {
     /// As a headline needs it.
     pub fn full() -> Self {
-        Self { pairs: None, contexts: None, seams: 200, ways: Setting::ALL.to_vec() }
+        Self { pairs: None, contexts: None, seams: vec![200], ways: Setting::ALL.to_vec() }
     }
 
     /// Few seams after a short context: whether things work, and roughly how well.
     pub fn quick() -> Self {
-        Self { contexts: Some(vec![QUICK_CONTEXT]), seams: 8, ..Self::full() }
+        Self { contexts: Some(vec![QUICK_CONTEXT]), seams: vec![8], ..Self::full() }
     }
 
     /// One pair over its bridge, at the shortest usual context.
     pub fn brief(ladder: &Ladder, pair: (RungIdx, RungIdx), seams: usize) -> Result<Self, EvalError> {
         let mut settings =
-            Self { pairs: Some(vec![pair]), seams: seams.max(1), ways: vec![Setting::Default], ..Self::full() };
+            Self { pairs: Some(vec![pair]), seams: vec![seams], ways: vec![Setting::Default], ..Self::full() };
         let mut contexts = settings.contexts_for(ladder.trained_context())?;
         contexts.truncate(1);
         settings.contexts = Some(contexts);
@@ -79,6 +84,10 @@ impl EvalSettings {
             Some(context) => Err(EvalError::Context { context: *context, needed: window_tokens(*context), trained }),
             None => Ok(contexts.clone()),
         }
+    }
+
+    fn seams_at(&self, context: usize) -> usize {
+        self.seams.get(context).or(self.seams.last()).map_or(1, |seams| (*seams).max(1))
     }
 
     fn with_contexts(&self, contexts: Vec<usize>) -> Self {
@@ -132,9 +141,9 @@ pub fn evaluate(
         encoded.push((document.name.clone(), ladder.tokenizer().encode(&document.text)?));
     }
     let mut plan: Vec<(usize, Vec<Window>)> = Vec::new();
-    for context in contexts {
+    for (at, context) in contexts.into_iter().enumerate() {
         let needed = window_tokens(context);
-        let windows = windows(&encoded, windows_for(settings.seams), needed);
+        let windows = windows(&encoded, windows_for(settings.seams_at(at)), needed);
         if windows.is_empty() {
             let found = encoded.iter().map(|(_, tokens)| tokens.len()).max().unwrap_or(0);
             return Err(EvalError::TooShort { documents: encoded.len(), found, context, needed });
@@ -172,7 +181,7 @@ fn judge_pair(
     let mut records: Vec<Record> = Vec::new();
     progress(&at);
     for (context, windows) in plan {
-        for window in windows {
+        for (at_window, window) in windows.iter().enumerate() {
             let text = digest(&window.tokens);
             let place = |prefix: usize, setting: Setting| {
                 let side = |rung: RungIdx, source: &str| {
@@ -196,7 +205,11 @@ fn judge_pair(
             };
             let known: Vec<Record> = journal.as_ref().map(|journal| journal.records.clone()).unwrap_or_default();
             let finished = |place: &Place| known.iter().find(|record| record.place == *place);
-            let ways = || settings.ways.iter().copied().filter(|setting| pair.allows(*setting));
+            let enough = at_window >= windows_for(EXACT_SEAMS);
+            let ways = || {
+                let ways = settings.ways.iter().copied().filter(|setting| pair.allows(*setting));
+                ways.filter(|setting| !(enough && setting.is_exact()))
+            };
             for prefix in windows::prefixes(*context) {
                 records.extend(ways().filter_map(|setting| finished(&place(prefix, setting)).cloned()));
             }

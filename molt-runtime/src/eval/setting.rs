@@ -64,6 +64,11 @@ impl Setting {
         !matches!(self, Self::Shadowed | Self::Keepsake)
     }
 
+    /// Whether the destination then has what its own reading would have given it.
+    pub fn is_exact(self) -> bool {
+        matches!(self, Self::Shadowed | Self::Healed | Self::Keepsake)
+    }
+
     /// What is read natively beside the map of so many tokens; nothing for what needs no bridge, or where there is none.
     pub(super) fn carry_settings(self, pair: &Pair, tokens: usize) -> Option<CarrySettings> {
         let bridge = pair.bridge.as_ref()?;

@@ -31,9 +31,10 @@ pub(crate) struct Args {
     /// hold].
     #[arg(long, value_delimiter = ',')]
     contexts: Vec<usize>,
-    /// Seams of each row, rounded up to windows of four [default: 200].
-    #[arg(long)]
-    seams: Option<usize>,
+    /// Seams of each row, rounded up to windows of four: one number, or one for each context [default: 200]. What is
+    /// exact by construction is judged at 20 of them.
+    #[arg(long, value_delimiter = ',')]
+    seams: Vec<usize>,
     /// Ways to the destination [default: all]. `healed` is timed with the whole healing.
     #[arg(long, value_delimiter = ',')]
     settings: Vec<Setting>,
@@ -66,7 +67,9 @@ pub(crate) fn run(args: &Args, models: &Path) -> Result<()> {
     if !args.settings.is_empty() {
         settings.ways.clone_from(&args.settings);
     }
-    settings.seams = args.seams.unwrap_or(settings.seams).max(1);
+    if !args.seams.is_empty() {
+        settings.seams.clone_from(&args.seams);
+    }
     let mut journal = args.resume.as_deref().map(Journal::open).transpose()?;
     let bar = bar()?;
     let reports = evaluate(&ladder, &documents, &settings, journal.as_mut(), &mut |at| show(&bar, at))?;

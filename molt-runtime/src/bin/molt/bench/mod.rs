@@ -58,7 +58,7 @@ pub(crate) struct Args {
     /// Lengths of prompts [default: 256,2048, or 64 when quick].
     #[arg(long, value_delimiter = ',')]
     prompts: Vec<usize>,
-    /// Tokens that are carried in the section on the cost of a switch [default: 128 to 8192, or 128 when quick].
+    /// Tokens that are carried in the section on the cost of a switch [default: 32 to 8192, or 128 when quick].
     #[arg(long, value_delimiter = ',')]
     lengths: Vec<usize>,
     /// Tokens decoded after each prompt.
@@ -73,9 +73,10 @@ pub(crate) struct Args {
     /// Prompts of the section on a spike in mid-answer [default: 8, or 1 when quick].
     #[arg(long)]
     answers: Option<usize>,
-    /// Seams of each row of the sections on fidelity [default: 200, or 8 when quick].
-    #[arg(long)]
-    seams: Option<usize>,
+    /// Seams of each row of the sections on fidelity: one number, or one for each context [default: 200, or 8 when
+    /// quick]. What is exact by construction is judged at 20 of them.
+    #[arg(long, value_delimiter = ',')]
+    seams: Vec<usize>,
     /// Contexts of these sections [default: 512,2048 or what the models hold, or 128 when quick].
     #[arg(long, value_delimiter = ',')]
     contexts: Vec<usize>,
@@ -284,7 +285,7 @@ impl Run<'_> {
 
     fn switch_cost(&self) -> Result<Section<switch_cost::SwitchCostRow>> {
         let (args, ladder) = (self.args, &self.ladder);
-        let usual: &[usize] = if args.quick { &[128] } else { &[128, 256, 512, 1_024, 2_048, 4_096, 8_192] };
+        let usual: &[usize] = if args.quick { &[128] } else { &[32, 128, 512, 1_024, 2_048, 4_096, 8_192] };
         let lengths = if args.lengths.is_empty() { usual } else { &args.lengths };
         let rows = ladder::bridged(ladder)?.len() * switch_cost::SETTINGS.len();
         let fitting = lengths.iter().filter(|length| **length <= ladder.trained_context()).count();
@@ -336,7 +337,9 @@ impl Run<'_> {
         if !args.contexts.is_empty() {
             settings.contexts = Some(args.contexts.clone());
         }
-        settings.seams = args.seams.unwrap_or(settings.seams).max(1);
+        if !args.seams.is_empty() {
+            settings.seams.clone_from(&args.seams);
+        }
         let documents = texts::held_out(ladder.template())?;
         std::fs::create_dir_all(&args.out).with_context(|| format!("cannot make {}", args.out.display()))?;
         let (mut journal, bar) = (Journal::open(&self.journal())?, bar()?);
@@ -355,7 +358,8 @@ impl Run<'_> {
         bar.finish_and_clear();
         let rows: Vec<eval::Row> = reports.into_iter().flat_map(|report| report.rows).collect();
         println!("{}", crate::eval::table(&rows.iter().collect::<Vec<_>>()));
-        Ok(Section { rows, claims: Vec::new(), took_s: started.elapsed().as_secs_f64() })
+        let claims = eval::claims(&rows);
+        Ok(Section { rows, claims, took_s: started.elapsed().as_secs_f64() })
     }
 }
 
