@@ -83,5 +83,5 @@ pub fn sum(text: &str, name: &str, labels: &[&str]) -> f64 {
 
 /// The SHA-256 of bytes, in hexadecimal.
 pub fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(Sha256::digest(bytes))
 }

@@ -158,7 +158,7 @@ pub fn sealed(bytes: &[u8]) -> Option<Vec<u8>> {
         hasher.update(name);
         hasher.update(bytes.get(end.checked_add(offset(0)?)?..end.checked_add(offset(1)?)?)?);
     }
-    let digest: String = hasher.finalize().iter().map(|b| format!("{b:02x}")).collect();
+    let digest = hex::encode(hasher.finalize());
     let at = bytes[start..end].windows(stated.len().max(1)).position(|window| window == stated.as_bytes())? + start;
     (stated.len() == digest.len()).then(|| [&bytes[..at], digest.as_bytes(), &bytes[at + digest.len()..]].concat())
 }

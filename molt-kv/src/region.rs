@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 
 use crate::faults::{Boundary, pass};
 use crate::ledger::{Kind, Ledger};
+use crate::stop::StopFlag;
 
 /// Why memory could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -245,19 +246,22 @@ impl FileRegion {
         }
     }
 
-    /// Has the system read what lies in `range` into its page cache, where it is not yet. That makes nothing resident here and
-    /// charges nothing: the pages are clean and the system's to drop. May take as long as the reading.
-    pub fn fetch(&self, range: Range<usize>) {
-        let Some(bytes) = self.bytes().get(range) else { return };
-        let page = page_size();
-        let start = bytes.as_ptr().addr() / page * page;
-        let before = bytes.as_ptr().addr() - start;
-        // SAFETY: advice that changes no content, from the beginning of the page on which the bytes begin, which is mapped as
-        // they are. Where the system does not take it, the pages come when they are touched.
-        unsafe {
-            let first = bytes.as_ptr().sub(before).cast_mut();
-            libc::madvise(first.cast(), bytes.len() + before, libc::MADV_WILLNEED)
-        };
+    /// Has the system read what lies in `range` into its page cache, where it is not yet, until it is done or told to stop. A
+    /// few MiB at a time are resident meanwhile, and nothing afterwards; nothing is charged: the pages are clean and the
+    /// system's to drop. Takes as long as the reading.
+    pub fn fetch(&self, range: Range<usize>, stop: &StopFlag) {
+        // Touched and not only asked for: so they come in pages as large as those that a step would find.
+        const AT_ONCE: usize = 8 << 20;
+        let Some(bytes) = self.bytes().get(range.clone()) else { return };
+        for (at, part) in bytes.chunks(AT_ONCE).enumerate() {
+            if stop.is_up() {
+                return;
+            }
+            let touched: u64 = part.iter().step_by(page_size()).chain(part.last()).map(|byte| u64::from(*byte)).sum();
+            std::hint::black_box(touched);
+            let start = range.start + at * AT_ONCE;
+            self.forget(start..start + part.len());
+        }
     }
 
     /// Takes the pages that lie wholly in `range` out of the resident set and leaves them in the page cache. Returns
@@ -426,19 +430,18 @@ mod tests {
         let region = FileRegion::open(file.path()).unwrap();
         region.release(0..PAGES * page_size());
         assert_eq!(in_page_cache(&region), 0);
+        let (go_on, stop) = (StopFlag::new(), StopFlag::new());
+        stop.raise();
+        region.fetch(0..PAGES * page_size(), &stop);
+        assert_eq!(in_page_cache(&region), 0);
         let check = |range: Range<usize>, least: usize| {
-            region.fetch(range);
-            // The system reads while we go on.
-            let there = (0..500).any(|_| {
-                std::thread::sleep(std::time::Duration::from_millis(10));
-                in_page_cache(&region) >= least
-            });
-            assert!(there, "{} of {least} pages", in_page_cache(&region));
+            region.fetch(range, &go_on);
+            assert!(in_page_cache(&region) >= least, "{} of {least} pages", in_page_cache(&region));
         };
         check(page_size() + 5..3 * page_size(), 2);
         check(0..PAGES * page_size(), PAGES);
-        region.fetch(0..PAGES * page_size() + 1);
-        region.fetch(7..7);
+        region.fetch(0..PAGES * page_size() + 1, &go_on);
+        region.fetch(7..7, &go_on);
     }
 
     #[test]

@@ -43,11 +43,7 @@ impl AutogradDecoder {
     /// embedding and output head.
     pub fn of_file(file: &ModelFile) -> std::result::Result<Self, ModelError> {
         let mut weights = HashMap::new();
-        for (name, entry) in file.tensors() {
-            let table = ["token_embd.weight", "output.weight"].contains(&name);
-            if table && name != file.shared_table() {
-                continue;
-            }
+        for (name, entry) in file.read_tensors() {
             let error = |reason: &str| ModelError::Tensor {
                 path: file.path().to_owned(),
                 tensor: name.to_owned(),
@@ -62,7 +58,7 @@ impl AutogradDecoder {
             }
             let vector = name.ends_with("norm.weight") || name.ends_with("bias");
             let shape = if vector { Shape::from(entry.columns) } else { Shape::from((entry.rows, entry.columns)) };
-            let name = if table { "token_embd.weight" } else { name };
+            let name = if name == file.shared_table() { "token_embd.weight" } else { name };
             weights.insert(name.to_owned(), Tensor::from_vec(values, shape, &Device::Cpu)?);
         }
         Ok(Self::new(file.config().clone(), weights))

@@ -92,11 +92,15 @@ impl ModelFile {
         self.tensors.iter().map(|(name, entry)| (name.as_str(), entry))
     }
 
-    /// Numbers in the matrices and vectors that the decoder reads, the one table counted once.
-    pub fn parameters(&self) -> u64 {
+    /// Those that the decoder reads: where a file carries embedding and output head apart, one of the two serves as both.
+    pub fn read_tensors(&self) -> impl Iterator<Item = (&str, &TensorEntry)> {
         let spare = if self.shared_table() == "output.weight" { "token_embd.weight" } else { "output.weight" };
-        let read = self.tensors.iter().filter(|(name, _)| *name != spare);
-        read.map(|(_, tensor)| tensor.rows as u64 * tensor.columns as u64).sum()
+        self.tensors().filter(move |(name, _)| *name != spare)
+    }
+
+    /// Numbers in the matrices and vectors that the decoder reads.
+    pub fn parameters(&self) -> u64 {
+        self.read_tensors().map(|(_, tensor)| tensor.rows as u64 * tensor.columns as u64).sum()
     }
 
     /// The table that serves as embedding and output head: the finer of the two where a file carries it twice.

@@ -199,7 +199,7 @@ mod tests {
 
     use super::*;
     use crate::Ladder;
-    use crate::sampling::{Sampler, SamplingSettings};
+    use crate::sampling::{Room, Sampler, SamplingSettings};
 
     /// Writes an answer with a model that likes every token as much as any other, until it ends or is too long.
     fn write(ladder: &Ladder, spec: &GrammarSpec, seed: u64) -> Option<String> {
@@ -208,11 +208,14 @@ mod tests {
         let settings = SamplingSettings { temperature: 1.0, top_k: 0, top_p: 1.0, seed, ..SamplingSettings::default() };
         let mut sampler = Sampler::new(settings);
         let mut written = Vec::new();
+        // The head of a model may be longer than the vocabulary.
+        let vocab = tokenizer.vocab() + 3;
+        let mut words = vec![0.0; Room::words(vocab)];
+        let Room { candidates, logits } = Room::of(&mut words, vocab);
         for _ in 0..2_000 {
-            // The head of a model may be longer than the vocabulary.
-            let mut logits = vec![0.0; tokenizer.vocab() + 3];
-            grammar.rule_out(&mut logits).unwrap();
-            let token = sampler.sample(&mut logits, &written);
+            logits.fill(0.0);
+            grammar.rule_out(logits).unwrap();
+            let token = sampler.sample(logits, &written, candidates);
             if tokenizer.is_end(token) {
                 return Some(tokenizer.decode(&written));
             }

@@ -134,7 +134,7 @@ impl FileEntry {
 impl FileEntry {
     /// A file that is part of the program is held against the ladder's claim like any other.
     fn check_embedded(&self, bytes: &[u8]) -> Result<(), ModelError> {
-        let found: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
+        let found = hex::encode(Sha256::digest(bytes));
         match found == self.sha256 {
             true => Ok(()),
             false => {
@@ -263,18 +263,16 @@ impl Rung {
         self.kept.as_ref()
     }
 
-    /// Has the system read into its page cache what the rung takes from files, so that loading it waits for no disk.
-    pub fn fetch(&self) {
-        if let Some(kept) = &self.kept {
-            kept.region().fetch(0..kept.region().bytes().len());
-        }
-        let (file, shared) = (&self.file, self.file.shared_table());
-        for (name, entry) in file.tensors() {
-            // One table serves as embedding and head; the other stays where it is.
-            let unused = ["token_embd.weight", "output.weight"].contains(&name) && name != shared;
-            if !unused {
-                file.region().fetch(entry.range.clone());
-            }
+    /// Has the system read into its page cache what the rung takes from files, so that loading it waits for no disk: so many
+    /// bytes at most, and no more once it is told to stop.
+    pub fn fetch(&self, most: Bytes, stop: &StopFlag) {
+        let kept = self.kept.iter().map(|kept| (kept.region(), 0..kept.region().bytes().len()));
+        let stored = self.file.read_tensors().map(|(_, entry)| (&**self.file.region(), entry.range.clone()));
+        let mut left = usize::try_from(most.get()).unwrap_or(usize::MAX);
+        for (region, range) in kept.chain(stored) {
+            let part = range.start..range.end.min(range.start.saturating_add(left));
+            left -= part.len();
+            region.fetch(part, stop);
         }
     }
 

@@ -22,6 +22,7 @@ use crate::file::ModelFile;
 use crate::kernels::{Format, Product, Weights, multiply_all, silu_mul};
 use crate::matrix::Matrix;
 use crate::precision::{self, Origin, Precision, Stored};
+use crate::sampling::Room;
 use crate::scratch::{CHUNK, LOGITS, Scratch};
 
 /// Values of SwiGLU that one thread takes at a time: those of one token of a small model, some of a big one.
@@ -216,28 +217,38 @@ impl Model {
 
     /// Logits `[vocab]` of the token whose hidden state `[width]` left the last layer, lent to `use_them`.
     pub fn with_logits<T>(&self, hidden: &[f32], use_them: impl FnOnce(&mut [f32]) -> T) -> T {
-        use_them(self.head(hidden, &mut self.scratch.lock()))
+        let mut scratch = self.scratch.lock();
+        let Scratch { logits, room, .. } = &mut *scratch;
+        use_them(self.head(hidden, logits, room))
     }
 
     /// Logits of several tokens `[tokens, width]`, lent to `use_them` one after another with their place; the output
     /// head is read once for every eight.
     pub fn with_each_logits(&self, hidden: &[f32], mut use_them: impl FnMut(usize, &mut [f32])) {
+        self.choose_each(hidden, |at, logits, _| use_them(at, logits));
+    }
+
+    /// The same for whoever chooses among them, with room for that.
+    pub fn choose_each(&self, hidden: &[f32], mut choose: impl FnMut(usize, &mut [f32], &mut Room<'_>)) {
         let mut scratch = self.scratch.lock();
+        let Scratch { region, logits, room } = &mut *scratch;
+        // No layer computes meanwhile.
+        let mut choices = Room::of(region.as_mut_slice(), self.config.vocab);
         for (group, hidden) in hidden.chunks(LOGITS * self.config.width).enumerate() {
-            let logits = self.head(hidden, &mut scratch).chunks_exact_mut(self.config.vocab);
+            let logits = self.head(hidden, logits, room).chunks_exact_mut(self.config.vocab);
             for (at, logits) in logits.enumerate() {
-                use_them(group * LOGITS + at, logits);
+                choose(group * LOGITS + at, logits, &mut choices);
             }
         }
     }
 
     /// The output head over at most [`LOGITS`] tokens.
-    fn head<'s>(&self, hidden: &[f32], scratch: &'s mut Scratch) -> &'s mut [f32] {
+    fn head<'s>(&self, hidden: &[f32], logits: &'s mut Region, room: &mut Region) -> &'s mut [f32] {
         let tokens = hidden.len() / self.config.width;
-        let (logits, normed) = scratch.logits.as_mut_slice::<f32>().split_at_mut(LOGITS * self.config.vocab);
+        let (logits, normed) = logits.as_mut_slice::<f32>().split_at_mut(LOGITS * self.config.vocab);
         let (logits, normed) = (&mut logits[..tokens * self.config.vocab], &mut normed[..hidden.len()]);
         rms_norm(hidden, &self.output_norm, self.config.rms_eps, normed);
-        self.table.view().multiply(normed, logits, scratch.room.as_mut_slice());
+        self.table.view().multiply(normed, logits, room.as_mut_slice());
         logits
     }
 

@@ -1,5 +1,7 @@
-//! Choosing the next token from its logits. The state is small and survives a change of rung.
+//! Choosing the next token from its logits. The state is small and survives a change of rung; what a choice works in is
+//! lent to it.
 
+use bytemuck::{Pod, Zeroable};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use serde::{Deserialize, Serialize};
@@ -38,20 +40,52 @@ impl Default for SamplingSettings {
     }
 }
 
+/// A token that may be chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Candidate {
+    id: u32,
+    /// Its logit, and later its part of the probability.
+    weight: f32,
+}
+
+/// Where choices among a vocabulary are made: a megabyte and more of a large one, which models lend from what a pass
+/// computes in.
+#[derive(Debug)]
+pub struct Room<'a> {
+    /// `[vocab]`.
+    pub candidates: &'a mut [Candidate],
+    /// `[vocab]`, for whoever needs the logits as they were.
+    pub logits: &'a mut [f32],
+}
+
+impl<'a> Room<'a> {
+    /// Words of room for choices among so many tokens.
+    pub const fn words(vocab: usize) -> usize {
+        vocab * (size_of::<Candidate>() / size_of::<f32>() + 1)
+    }
+
+    /// Cut from at least [`Room::words`].
+    pub fn of(words: &'a mut [f32], vocab: usize) -> Self {
+        let (logits, candidates) = words[..Self::words(vocab)].split_at_mut(vocab);
+        Self { candidates: bytemuck::cast_slice_mut(candidates), logits }
+    }
+}
+
 /// What a model thinks of every next token, before anything is done to it.
-#[derive(Debug, Clone)]
-pub struct Distribution {
-    logits: Vec<f32>,
+#[derive(Debug, Clone, Copy)]
+pub struct Distribution<'a> {
+    logits: &'a [f32],
     log_total: f64,
 }
 
-impl Distribution {
+impl<'a> Distribution<'a> {
     /// Of these logits.
-    pub fn of(logits: &[f32]) -> Self {
+    pub fn of(logits: &'a [f32]) -> Self {
         let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         // In double precision: a hundred thousand small ones are added to a few large ones.
         let total: f64 = logits.iter().map(|logit| f64::from(logit - top).exp()).sum();
-        Self { logits: logits.to_vec(), log_total: f64::from(top) + total.ln() }
+        Self { logits, log_total: f64::from(top) + total.ln() }
     }
 
     /// The natural logarithm of a token's probability.
@@ -61,14 +95,11 @@ impl Distribution {
     }
 
     /// The most likely tokens, most likely first, each with its logarithm.
-    pub fn top(&self, count: usize) -> Vec<(u32, f64)> {
-        let mut all: Vec<(u32, f32)> = (0u32..).zip(self.logits.iter().copied()).collect();
-        if count < all.len() {
-            all.select_nth_unstable_by(count, descending);
-            all.truncate(count);
-        }
-        all.sort_unstable_by(descending);
-        all.into_iter().map(|(id, logit)| (id, f64::from(logit) - self.log_total)).collect()
+    pub fn top(&self, count: usize, candidates: &mut [Candidate]) -> Vec<(u32, f64)> {
+        let all = list(self.logits, candidates);
+        let most = most_likely(all, count);
+        most.sort_unstable_by(descending);
+        most.iter().map(|found| (found.id, f64::from(found.weight) - self.log_total)).collect()
     }
 }
 
@@ -80,14 +111,12 @@ const PENALTY_WINDOW: usize = 64;
 pub struct Sampler {
     settings: SamplingSettings,
     rng: StdRng,
-    /// Kept between tokens, so that sampling allocates nothing.
-    candidates: Vec<(u32, f32)>,
 }
 
 impl Sampler {
     /// A sampler with those settings.
     pub fn new(settings: SamplingSettings) -> Self {
-        Self { settings, rng: StdRng::seed_from_u64(settings.seed), candidates: Vec::new() }
+        Self { settings, rng: StdRng::seed_from_u64(settings.seed) }
     }
 
     /// Goes on as if so many tokens had been chosen already.
@@ -100,8 +129,9 @@ impl Sampler {
         }
     }
 
-    /// Chooses among `logits [vocab]`; `recent` are the tokens so far. Adjusts the logits in place.
-    pub fn sample(&mut self, logits: &mut [f32], recent: &[u32]) -> u32 {
+    /// Chooses among `logits [vocab]`; `recent` are the tokens so far. Adjusts the logits in place. `candidates [vocab]` is
+    /// room to work in.
+    pub fn sample(&mut self, logits: &mut [f32], recent: &[u32], candidates: &mut [Candidate]) -> u32 {
         let s = self.settings;
         if s.repetition_penalty != 1.0 {
             let mut seen = recent[recent.len().saturating_sub(PENALTY_WINDOW)..].to_vec();
@@ -126,34 +156,49 @@ impl Sampler {
         if s.temperature <= 0.0 {
             return argmax(logits);
         }
-        self.candidates.clear();
-        // What a grammar has ruled out is no candidate, not even for rounding.
-        let possible = |(_, logit): &(u32, f32)| *logit > f32::NEG_INFINITY;
-        self.candidates.extend((0u32..).zip(logits.iter().copied()).filter(possible));
-        if s.top_k > 0 && s.top_k < self.candidates.len() {
-            self.candidates.select_nth_unstable_by(s.top_k, descending);
-            self.candidates.truncate(s.top_k);
-        }
-        let top = self.candidates.iter().map(|c| c.1).fold(f32::NEG_INFINITY, f32::max);
+        let possible = list(logits, candidates);
+        let most = if s.top_k > 0 { s.top_k } else { usize::MAX };
+        let possible = most_likely(possible, most);
+        let top = possible.iter().map(|c| c.weight).fold(f32::NEG_INFINITY, f32::max);
         let mut total = 0.0;
-        for candidate in &mut self.candidates {
-            candidate.1 = ((candidate.1 - top) / s.temperature).exp();
-            total += candidate.1;
+        for candidate in &mut *possible {
+            candidate.weight = ((candidate.weight - top) / s.temperature).exp();
+            total += candidate.weight;
         }
-        nucleus(&mut self.candidates, s.top_p * total);
-        let total: f32 = self.candidates.iter().map(|c| c.1).sum();
+        let kept = nucleus(possible, s.top_p * total);
+        let total: f32 = kept.iter().map(|c| c.weight).sum();
         let mut at = self.rng.random::<f32>() * total;
-        let chosen = self.candidates.iter().find(|c| {
-            at -= c.1;
+        let chosen = kept.iter().find(|c| {
+            at -= c.weight;
             at <= 0.0
         });
-        chosen.or(self.candidates.last()).map_or(0, |c| c.0)
+        chosen.or(kept.last()).map_or(0, |c| c.id)
     }
 }
 
 /// Most likely first; of equals the lower id.
-fn descending(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
-    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+fn descending(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
+    b.weight.total_cmp(&a.weight).then(a.id.cmp(&b.id))
+}
+
+/// Writes down what may be chosen. What a grammar has ruled out is no candidate, not even for rounding.
+fn list<'a>(logits: &[f32], candidates: &'a mut [Candidate]) -> &'a mut [Candidate] {
+    let possible = (0u32..).zip(logits).filter(|(_, logit)| **logit > f32::NEG_INFINITY);
+    let mut count = 0;
+    for (place, (id, logit)) in candidates.iter_mut().zip(possible) {
+        *place = Candidate { id, weight: *logit };
+        count += 1;
+    }
+    &mut candidates[..count]
+}
+
+/// The most likely of them, at most so many, in any order.
+fn most_likely(candidates: &mut [Candidate], count: usize) -> &mut [Candidate] {
+    if count < candidates.len() {
+        candidates.select_nth_unstable_by(count, descending);
+    }
+    let count = count.min(candidates.len());
+    &mut candidates[..count]
 }
 
 /// How many of the most likely candidates are sorted at first, in the hope that they suffice.
@@ -161,22 +206,19 @@ const SORTED: usize = 64;
 
 /// Keeps the most likely candidates that together have that weight, most likely first. Sorts no more of them than it
 /// takes: most distributions have their weight in few of 150,000 tokens.
-fn nucleus(candidates: &mut Vec<(u32, f32)>, weight: f32) {
+fn nucleus(candidates: &mut [Candidate], weight: f32) -> &[Candidate] {
     let mut sorted = SORTED.min(candidates.len());
     loop {
-        if sorted < candidates.len() {
-            candidates.select_nth_unstable_by(sorted, descending);
-        }
-        let (most, _) = candidates.split_at_mut(sorted);
+        let most = most_likely(candidates, sorted);
         most.sort_unstable_by(descending);
         let mut kept = 0.0;
         let last = most.iter().position(|candidate| {
-            kept += candidate.1;
+            kept += candidate.weight;
             kept >= weight
         });
         match last {
-            Some(last) => return candidates.truncate(last + 1),
-            None if sorted == candidates.len() => return,
+            Some(last) => return &candidates[..=last],
+            None if sorted == candidates.len() => return candidates,
             None => sorted = (sorted * 8).min(candidates.len()),
         }
     }
@@ -200,8 +242,11 @@ mod tests {
     fn counts(settings: SamplingSettings, logits: &[f32], recent: &[u32]) -> Vec<usize> {
         let mut sampler = Sampler::new(settings);
         let mut counts = vec![0; logits.len()];
+        let mut words = vec![0.0; Room::words(logits.len())];
+        let room = Room::of(&mut words, logits.len());
         for _ in 0..2_000 {
-            counts[usize::try_from(sampler.sample(&mut logits.to_vec(), recent)).unwrap()] += 1;
+            room.logits.copy_from_slice(logits);
+            counts[usize::try_from(sampler.sample(room.logits, recent, room.candidates)).unwrap()] += 1;
         }
         counts
     }
@@ -236,18 +281,17 @@ mod tests {
                 state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 (state >> 20) as f32 / 4096.0
             };
-            let all: Vec<(u32, f32)> = (0..count).map(|id| (id, random())).collect();
+            let all: Vec<Candidate> = (0..count).map(|id| Candidate { id, weight: random() }).collect();
             let mut expected = all.clone();
             expected.sort_unstable_by(descending);
             let mut kept = 0.0;
             let last = expected.iter().position(|c| {
-                kept += c.1;
+                kept += c.weight;
                 kept >= weight
             });
             expected.truncate(last.map_or(expected.len(), |last| last + 1));
             let mut found = all;
-            nucleus(&mut found, weight);
-            assert_eq!(found, expected, "{count} candidates, weight {weight}");
+            assert_eq!(nucleus(&mut found, weight), expected, "{count} candidates, weight {weight}");
         };
         for count in [0, 1, 63, 64, 65, 3_000] {
             for weight in [0.0, 0.5, 40.0, 1_000.0, f32::INFINITY] {
@@ -262,11 +306,13 @@ mod tests {
         let distribution = Distribution::of(&logits);
         let total: f64 = (0..5_000).map(|id| distribution.logprob(id).exp()).sum();
         assert!((total - 1.0).abs() < 1e-6, "{total}");
-        let top = distribution.top(3);
+        let mut words = vec![0.0; Room::words(5_000)];
+        let candidates = Room::of(&mut words, 5_000).candidates;
+        let top = distribution.top(3, candidates);
         assert_eq!(top.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [96, 193, 290], "of equals the lower id");
         assert!(top.iter().all(|(id, logprob)| *logprob == distribution.logprob(*id)));
-        assert_eq!(distribution.top(0), []);
-        assert_eq!(distribution.top(9_999).len(), 5_000);
+        assert_eq!(distribution.top(0, candidates), []);
+        assert_eq!(distribution.top(9_999, candidates).len(), 5_000);
     }
 
     #[test]

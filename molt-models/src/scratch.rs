@@ -8,6 +8,7 @@ use crate::error::ModelError;
 use crate::file::ModelFile;
 use crate::kernels::{Format, room};
 use crate::precision::{self, Precision};
+use crate::sampling::Room;
 
 /// Most tokens that one pass reads: enough to spread the widening of weights, small enough for the scratch.
 pub const CHUNK: usize = 256;
@@ -18,7 +19,7 @@ pub(crate) const LOGITS: usize = 8;
 /// Buffers of a pass, cut for the tokens at hand.
 #[derive(Debug)]
 pub(crate) struct Scratch {
-    /// `[CHUNK]` rows of everything that a layer makes.
+    /// `[CHUNK]` rows of everything that a layer makes; between layers, room for choices.
     pub(crate) region: Region,
     /// `[LOGITS]` rows of logits and of what they are made from.
     pub(crate) logits: Region,
@@ -28,7 +29,8 @@ pub(crate) struct Scratch {
 
 impl Scratch {
     fn floats(config: &ModelConfig) -> usize {
-        CHUNK * (config.width + 2 * config.q_width() + 2 * config.kv_width() + 2 * config.ffn_width)
+        let layers = CHUNK * (config.width + 2 * config.q_width() + 2 * config.kv_width() + 2 * config.ffn_width);
+        layers.max(Room::words(config.vocab))
     }
 
     fn logits(config: &ModelConfig) -> usize {

@@ -15,7 +15,7 @@ const TIER0: &[u8] = include_bytes!("../ladders/pocket/pocket-tier0.gguf");
 const TIER2: &[u8] = include_bytes!("../ladders/pocket/pocket-tier2.gguf");
 
 fn hash(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
+    hex::encode(Sha256::digest(bytes))
 }
 
 fn entry(name: &str, bytes: &[u8], sha256: &str) -> String {

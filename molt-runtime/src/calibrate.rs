@@ -170,7 +170,7 @@ fn identity(spec: &BridgeSpec, windows: &[Vec<u32>]) -> String {
         digest.update(window.len().to_le_bytes());
         window.iter().for_each(|token| digest.update(token.to_le_bytes()));
     }
-    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(digest.finalize())
 }
 
 fn load(rung: &Rung, ledger: &Ledger) -> Result<Model, ModelError> {

@@ -181,11 +181,12 @@ pub enum Event {
         /// How long it had been at it.
         given_up_ms: f64,
     },
-    /// The budget falls, and the system was asked to read into its page cache what the next smaller rung takes from files.
+    /// What the next rung takes from files is read into the system's page cache: the next smaller one's where the budget
+    /// falls, the bigger one's where there is room to go up.
     Standby {
         /// The rung.
         rung: RungIdx,
-        /// What it takes.
+        /// So much of it at most.
         bytes: Bytes,
     },
     /// Something failed and was dealt with; nothing was lost.

@@ -91,7 +91,7 @@ pub fn arrange(name: &str, paths: &[PathBuf]) -> Result<LadderFile, OwnLadderErr
     let mut files: Vec<FileEntry> = Vec::new();
     for (index, (_, file)) in models.iter().enumerate() {
         let bytes = file.region().bytes();
-        let sha256 = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        let sha256 = hex::encode(Sha256::digest(bytes));
         // A gigabyte has been looked at for its hash; its pages need not stay.
         file.region().forget(0..bytes.len());
         let name = file_name(file.path(), index, &files);

@@ -126,8 +126,9 @@ fn what_is_read_ahead_goes_before_anybody_bears_a_lever() {
 
 #[test]
 fn the_next_rung_is_fetched_when_the_budget_begins_to_fall_and_while_there_is_room() {
-    let check = |budgets: &[Bytes], expected: &[usize]| {
+    let check = |budgets: &dyn Fn(&Run) -> Vec<Bytes>, expected: &[usize]| {
         let mut run = run(AheadSettings::default());
+        let budgets = budgets(&run);
         run.ask(300);
         run.until(AMPLE, "a token", writes(TIER0));
         let mut fetched = Vec::new();
@@ -143,10 +144,34 @@ fn the_next_rung_is_fetched_when_the_budget_begins_to_fall_and_while_there_is_ro
     };
     let less = |share: u64| Bytes::new(AMPLE.get() / 100 * share);
     // Once a fall, however long it takes; a fall that ends is another.
-    check(&[less(95), less(90), less(80)], &[0]);
-    check(&[less(95), AMPLE, less(95)], &[0, 2]);
-    check(&[AMPLE, less(99), AMPLE], &[]);
+    check(&|_| vec![less(95), less(90), less(80)], &[0]);
+    check(&|_| vec![less(95), AMPLE, less(95)], &[0, 2]);
+    check(&|_| vec![AMPLE, less(99), AMPLE], &[]);
     // No room for both.
-    let tight = self::run(AheadSettings::default()).holds(TIER0);
-    check(&[tight], &[]);
+    check(&|run| vec![run.holds(TIER0)], &[]);
+}
+
+#[test]
+fn the_bigger_rung_is_fetched_while_going_up_wants_patience_as_far_as_there_is_room() {
+    let check = |room: &dyn Fn(&Run) -> Bytes, beside: bool| {
+        // Nothing is loaded beforehand to be read ahead on: that would need no fetching.
+        let mut run = run(AheadSettings { catch_up: Span::ZERO, ..AheadSettings::default() });
+        let (low, high) = (run.holds(TIER2), room(&run));
+        run.ask(300);
+        run.until(low, "an answer below", writes(TIER2));
+        let told = run.until(high, "an answer above", writes(TIER1));
+        let fetched: Vec<_> = told
+            .iter()
+            .take_while(|event| !matches!(event, Event::Switch(_)))
+            .filter_map(|event| match event {
+                Event::Standby { rung, bytes } => Some((*rung, *bytes)),
+                _ => None,
+            })
+            .collect();
+        let whole = run.engine.cost().get(TIER1).unwrap().weights;
+        let [(TIER1, bytes)] = fetched[..] else { panic!("{fetched:?}") };
+        assert_eq!(bytes == whole, beside, "{bytes} of {whole} with {high}");
+    };
+    check(&|_| AMPLE, true);
+    check(&|run| run.holds(TIER1) + Bytes::mib(1), false);
 }

@@ -256,6 +256,12 @@ impl Scheduler {
         self.drift_bytes
     }
 
+    /// The biggest rung to which somebody goes up if there is room for as long as that takes.
+    pub fn rising_to(&self) -> Option<RungIdx> {
+        let mut rungs = self.ladder.rungs().zip(&self.rungs);
+        rungs.find_map(|((rung, _), state)| state.room_since.map(|_| rung))
+    }
+
     /// Rungs whose weights are in memory once the last plan is executed, biggest first.
     pub fn resident(&self) -> impl Iterator<Item = RungIdx> {
         self.resident.iter()

@@ -246,5 +246,5 @@ fn digest<'a>(spec: &str, tensors: impl Iterator<Item = (String, &'a [u8])>) -> 
         hasher.update(name);
         hasher.update(data);
     }
-    hasher.finalize().iter().map(|b| format!("{b:02x}")).collect()
+    hex::encode(hasher.finalize())
 }

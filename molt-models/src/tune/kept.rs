@@ -28,7 +28,7 @@ pub(super) fn identity(fitted: &Fitted, settings: &TuneSettings) -> String {
     }
     let TuneSettings { lessons: _, cuts, together, learning_rate } = settings;
     digest.update(format!("{cuts} {together} {learning_rate}"));
-    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(digest.finalize())
 }
 
 const IDENTITY: &str = "identity";

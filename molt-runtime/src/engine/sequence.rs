@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use molt_kv::cache::KvCache;
 use molt_kv::keepsake::Keepsake;
-use molt_models::sampling::{Distribution, Sampler, SamplingSettings};
+use molt_models::sampling::{Distribution, Room, Sampler, SamplingSettings};
 use molt_models::{Grammar, GrammarError, Tokenizer};
 use molt_scheduler::units::{RungIdx, Tokens};
 use molt_scheduler::{Class, Progress, SequenceId, TenantId};
@@ -141,9 +141,16 @@ impl Sequence {
     }
 
     /// Chooses the next token. On an error the sequence is as it was, and can only be given up.
-    pub(super) fn sample(&mut self, logits: &mut [f32], tokenizer: &Tokenizer) -> Result<Chosen, GrammarError> {
-        // Told is what the model thinks, not what is left of it.
-        let thought = self.likelihoods.map(|_| Distribution::of(logits));
+    pub(super) fn sample(
+        &mut self,
+        logits: &mut [f32],
+        room: &mut Room<'_>,
+        tokenizer: &Tokenizer,
+    ) -> Result<Chosen, GrammarError> {
+        if self.likelihoods.is_some() {
+            // Told is what the model thinks, not what is left of it.
+            room.logits.copy_from_slice(logits);
+        }
         if self.ignore_end {
             // Taken out beforehand: a model that goes on after its own end writes nonsense.
             for end in tokenizer.ends().iter().filter_map(|id| usize::try_from(*id).ok()) {
@@ -156,7 +163,7 @@ impl Sequence {
             grammar.rule_out(logits)?;
         }
         let answered = &self.tokens[self.prompt..];
-        let token = self.sampler.sample(logits, answered);
+        let token = self.sampler.sample(logits, answered, room.candidates);
         if tokenizer.is_end(token) {
             self.finished = Some(FinishReason::Stop);
             return Ok(Chosen { text: self.wording.end(), end: true, likelihood: None });
@@ -164,9 +171,10 @@ impl Sequence {
         let (text, finished) = self.wording.accept(token, tokenizer)?;
         self.tokens.push(token);
         self.finished = finished;
-        let likelihood = thought.zip(self.likelihoods).map(|(thought, top)| {
+        let likelihood = self.likelihoods.map(|top| {
             let bytes = |id| tokenizer.token_bytes(id).to_vec();
-            let top = thought.top(top).into_iter().map(|(id, logprob)| (bytes(id), logprob)).collect();
+            let thought = Distribution::of(room.logits);
+            let top = thought.top(top, room.candidates).into_iter().map(|(id, logprob)| (bytes(id), logprob)).collect();
             Likelihood { token: bytes(token), logprob: thought.logprob(token), top }
         });
         Ok(Chosen { text, end: false, likelihood })

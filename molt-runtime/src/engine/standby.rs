@@ -1,8 +1,11 @@
-//! Warm standby: when the budget begins to fall, what the next smaller rung takes from files is read into the page cache, so
-//! that going down waits for no disk. Nothing becomes resident here, and the pages are the system's to drop.
+//! Warm standby: what the next rung takes from files is read into the page cache before it is loaded, so that nobody's way
+//! there waits for the disk: the next smaller one when the budget begins to fall, the bigger one when there is room to go up
+//! and all that is missing is patience. Nothing becomes resident here, and the pages are the system's to drop; they are no
+//! more than the budget has room for.
 
 use std::thread::{Builder, JoinHandle};
 
+use molt_kv::decoder::StopFlag;
 use molt_scheduler::Plan;
 use molt_scheduler::units::{Bytes, RungIdx, Span, Time};
 
@@ -15,48 +18,69 @@ const RECENT: Span = Span::from_millis(30_000);
 /// A fall by one part in so many is none.
 const NOISE: u64 = 50;
 
-/// Budgets that fall, and the rung that was fetched because one does.
+/// Budgets that fall, and the rung that was fetched because it may be next.
 #[derive(Debug, Default)]
 pub(super) struct Standby {
     highest: Option<(Time, Bytes)>,
     fetched: Option<RungIdx>,
-    fetching: Option<JoinHandle<()>>,
+    fetching: Option<Fetching>,
+}
+
+#[derive(Debug)]
+struct Fetching {
+    under_way: JoinHandle<()>,
+    stop: StopFlag,
 }
 
 impl Standby {
     /// Whether this budget is one of those that fall. One that has been where it is for a while, or rises to where it was, is
-    /// none; what was fetched may have been dropped by the next time.
+    /// none.
     fn falls(&mut self, now: Time, budget: Bytes) -> bool {
         let highest = self.highest.filter(|(then, highest)| *highest > budget && now.since(*then) < RECENT);
         let (then, highest) = highest.unwrap_or((now, budget));
         self.highest = Some((then, highest));
-        let falls = highest - budget > Bytes::new(highest.get() / NOISE);
-        if !falls {
-            self.fetched = None;
-        }
-        falls
+        highest - budget > Bytes::new(highest.get() / NOISE)
+    }
+
+    /// Whether another rung may be fetched now. One that is no longer next is not read to its end.
+    fn is_free(&self, next: Option<RungIdx>) -> bool {
+        let under_way = self.fetching.as_ref().filter(|fetching| !fetching.under_way.is_finished());
+        under_way.filter(|_| self.fetched != next).into_iter().for_each(|fetching| fetching.stop.raise());
+        under_way.is_none()
     }
 }
 
 impl Engine {
-    /// Fetches the rung that those on the biggest one in use would go down to, where the budget falls and still has room for it.
+    /// Fetches the rung to which somebody is about to go up, as far as there is room for it, or the one that those on the
+    /// biggest in use would go down to, where the budget falls and there is room for all of it.
     pub(super) fn stand_by(&mut self, now: Time, plan: &Plan, budget: Bytes, spare: Bytes) {
-        if !self.standby.falls(now, budget)
-            || self.standby.fetching.as_ref().is_some_and(|under_way| !under_way.is_finished())
-        {
+        let falls = self.standby.falls(now, budget);
+        let next = match self.scheduler.rising_to() {
+            Some(to) => self.cost().get(to).map(|cost| (to, cost.weights.min(spare))),
+            None if falls => {
+                let from = plan.steps().iter().map(|step| step.rung).min();
+                let below = from.and_then(|from| self.cost().rungs().find(|(to, _)| *to > from));
+                below.filter(|(_, cost)| cost.held() <= spare).map(|(to, cost)| (to, cost.weights))
+            }
+            None => {
+                // What was fetched may have been dropped by the next time.
+                self.standby.fetched = None;
+                self.standby.is_free(None);
+                return;
+            }
+        };
+        let Some((to, bytes)) = next.filter(|(to, bytes)| *bytes > Bytes::ZERO && !self.loaded.contains_key(to)) else {
+            return;
+        };
+        if !self.standby.is_free(Some(to)) || self.standby.fetched == Some(to) {
             return;
         }
-        let Some(from) = plan.steps().iter().map(|step| step.rung).min() else { return };
-        let Some((to, cost)) = self.cost().rungs().find(|(to, _)| *to > from) else { return };
-        let bytes = cost.held();
-        if self.standby.fetched == Some(to) || self.loaded.contains_key(&to) || bytes > spare {
-            return;
-        }
-        let ladder = self.ladder.clone();
-        let fetch = move || ladder.rung(to).into_iter().for_each(molt_models::Rung::fetch);
+        let (ladder, stop) = (self.ladder.clone(), StopFlag::new());
+        let told = stop.clone();
+        let fetch = move || ladder.rung(to).into_iter().for_each(|rung| rung.fetch(bytes, &told));
         // Beside the engine: where files are not in memory it takes as long as the disk.
         if let Ok(under_way) = Builder::new().name("molt-standby".to_owned()).spawn(fetch) {
-            self.standby.fetching = Some(under_way);
+            self.standby.fetching = Some(Fetching { under_way, stop });
             self.standby.fetched = Some(to);
             self.tell(None, Event::Standby { rung: to, bytes });
         }
@@ -82,17 +106,5 @@ mod tests {
         check(&[(0, 1_000), (1, 900), (2, 900), (10, 900), (31, 900), (40, 900)], &[1, 2, 10]);
         check(&[(0, 1_000), (1, 900), (2, 1_000), (3, 990), (4, 1_100), (5, 1_000)], &[1, 5]);
         check(&[(0, 1_000), (1, 900), (20, 800), (35, 700), (36, 600)], &[1, 20, 36]);
-    }
-
-    #[test]
-    fn what_was_fetched_is_fetched_again_in_another_fall() {
-        let mut standby = Standby::default();
-        let mut feel = |second: u64, mib| standby.falls(Time::from_millis(second * 1_000), Bytes::mib(mib));
-        assert!(!feel(0, 1_000) && feel(1, 900));
-        standby.fetched = Some(RungIdx::new(1));
-        assert!(standby.falls(Time::from_millis(2_000), Bytes::mib(880)));
-        assert_eq!(standby.fetched, Some(RungIdx::new(1)));
-        assert!(!standby.falls(Time::from_millis(60_000), Bytes::mib(880)));
-        assert_eq!(standby.fetched, None);
     }
 }

@@ -80,11 +80,11 @@ impl Engine {
         let mut lost = Vec::new();
         let (tokenizer, sequences, events) = (self.ladder.tokenizer(), &mut self.sequences, &mut self.events);
         let reaction = &mut self.reaction;
-        loaded.model.with_each_logits(&hidden, |at, logits| {
+        loaded.model.choose_each(&hidden, |at, logits, room| {
             let Some((id, sequence)) = choosing.get(at).and_then(|id| Some((*id, sequences.get_mut(id)?))) else {
                 return;
             };
-            let Chosen { text, end, likelihood } = match sequence.sample(logits, tokenizer) {
+            let Chosen { text, end, likelihood } = match sequence.sample(logits, room, tokenizer) {
                 Ok(chosen) => chosen,
                 Err(error) => {
                     lost.push((id, error));

@@ -238,7 +238,7 @@ fn judge_pair(
 fn digest(tokens: &[u32]) -> String {
     let mut hasher = Sha256::new();
     tokens.iter().for_each(|token| hasher.update(token.to_le_bytes()));
-    hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(hasher.finalize())
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ pub const FAMILIES: &[Family] = &[
     counter("molt_given_up_steps_total", "Steps that were given up because memory was wanted, and done again."),
     counter(
         "molt_standbys_total",
-        "Falls of the budget in which the next smaller rung was fetched into the page cache.",
+        "Times that a rung was fetched into the page cache, before a fall of the budget or a way up.",
     ),
     counter("molt_levers_total", "Levers used, by kind and by the class that bore them."),
     counter("molt_lever_freed_bytes_total", "Bytes that levers freed, by kind and class."),

@@ -14,6 +14,7 @@ mod request_key;
 mod resume;
 mod serve;
 mod tenants;
+mod token;
 mod tool_text;
 mod watch;
 mod wire;

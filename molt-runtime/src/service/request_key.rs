@@ -42,7 +42,7 @@ impl RequestKey {
         }
         hasher.update([0]);
         hasher.update(&self.0);
-        hasher.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+        hex::encode(&hasher.finalize()[..16])
     }
 }
 

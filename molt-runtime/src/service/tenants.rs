@@ -3,10 +3,7 @@
 //! A token is a client's API key. One that was registered over the Unix socket serves only the user who registered it. A
 //! registration is a lease: it ends when nothing was asked with its token for the grace time, and with it whatever of
 //! the tenant's still runs.
-//!
-//! Tokens are not kept. What is kept of one is its digest under a secret of this process, or of the state folder where there is
-//! one: nobody outside can compute it, so how long a lookup takes says nothing about any token, and what is read out of memory
-//! or off the disk opens nothing.
+//! Tokens themselves are not kept.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,12 +12,11 @@ use std::time::{Duration, Instant};
 use molt_scheduler::units::{RungIdx, Tokens};
 use molt_scheduler::{Class, TenantId, TenantSpec};
 use parking_lot::{Mutex, RwLock};
-use rand::{CryptoRng, Rng as _};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
 
 use crate::rung_name;
 use crate::service::rate::Bucket;
+use crate::service::token::{PREFIX, Secret, TokenDigest, new_token};
 use crate::state::{Owner, State};
 
 /// What a tenant asks for, and what a profile says.
@@ -174,27 +170,6 @@ impl Registered {
     }
 }
 
-/// The digest of a token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct TokenDigest([u8; 32]);
-
-impl TokenDigest {
-    fn to_hex(self) -> String {
-        self.0.iter().fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"))
-    }
-
-    fn from_hex(hex: &str) -> Option<Self> {
-        let mut digest = [0; 32];
-        if hex.len() != 64 || !hex.is_ascii() {
-            return None;
-        }
-        for (at, byte) in digest.iter_mut().enumerate() {
-            *byte = u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).ok()?;
-        }
-        Some(Self(digest))
-    }
-}
-
 /// A registration as it is kept.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -202,26 +177,6 @@ struct KeptRegistration {
     token: String,
     claim: TenantClaim,
     user: User,
-}
-
-/// What digests of tokens are made with.
-struct Secret([u8; 32]);
-
-impl Secret {
-    fn digest(&self, token: &str) -> TokenDigest {
-        TokenDigest(Sha256::new().chain_update(self.0).chain_update(token).finalize().into())
-    }
-}
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Secret")
-    }
-}
-
-/// A token that nobody can guess: 128 bits of a generator that is made for secrets.
-fn new_token(random: &mut impl CryptoRng) -> String {
-    format!("{TOKEN}{:032x}", random.random::<u128>())
 }
 
 /// All registrations.
@@ -328,14 +283,11 @@ impl Drop for InFlight {
     }
 }
 
-/// Every token of ours begins so; an API key that does not is a client's filler, and its request the default tenant's.
-const TOKEN: &str = "molt-";
-
 impl Tenants {
     /// Nobody but the default tenant.
     pub fn new(default: TenantId, claim: TenantClaim, limits: TenantLimits) -> Self {
         let default = Mutex::new(Registered::new(default, claim, None));
-        let secret = Secret(rand::rng().random());
+        let secret = Secret::new();
         Self { limits: RwLock::new(limits), default, by_token: Mutex::default(), secret, state: None }
     }
 
@@ -351,7 +303,7 @@ impl Tenants {
             Some((digest, Registered::new(id, claim, user)))
         });
         let by_token = Mutex::new(restored.collect());
-        Self { by_token, secret: Secret(state.secret()), state: Some(state), ..self }
+        Self { by_token, secret: Secret::of(state.secret()), state: Some(state), ..self }
     }
 
     /// Keeps who is registered now. It is done with the lock held, so that the last to write is the last to change.
@@ -407,7 +359,7 @@ impl Tenants {
     /// Whose request that is. The count of requests in flight goes down when what is returned is dropped.
     pub fn enter(self: &std::sync::Arc<Self>, key: Option<&str>, user: User) -> Result<InFlight, NotServed> {
         let limits = *self.limits.read();
-        let token = key.filter(|key| key.starts_with(TOKEN)).map(|key| self.secret.digest(key));
+        let token = key.filter(|key| key.starts_with(PREFIX)).map(|key| self.secret.digest(key));
         let enter = |registered: &mut Registered| Ok((registered.enter(limits)?, registered.claim.longest()));
         let (tenant, longest) = match &token {
             None => enter(&mut self.default.lock())?,
@@ -495,17 +447,13 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_random_and_nothing_keeps_them() {
-        let mut random = rand::rng();
-        let tokens: std::collections::BTreeSet<String> = (0..1_000).map(|_| new_token(&mut random)).collect();
-        assert_eq!(tokens.len(), 1_000);
+    fn nothing_keeps_tokens_and_nothing_near_one_is_one() {
         let own = claim(r#"{"name": "mail"}"#);
         let mut id = identities(own.clone());
         let mut made = || Arc::new(Tenants::new(id(), own.clone(), TenantLimits::default()));
         let (tenants, others) = (made(), made());
         let token = tenants.register(id(), own.clone(), None).unwrap();
-        let digits = token.strip_prefix(TOKEN).unwrap();
-        assert!(digits.len() == 32 && digits.bytes().all(|b| b.is_ascii_hexdigit()), "{token}");
+        let digits = token.strip_prefix(PREFIX).unwrap();
         let in_flight = tenants.enter(Some(&token), None).unwrap();
         for kept in [format!("{tenants:?}"), format!("{in_flight:?}"), format!("{:?}", tenants.list())] {
             assert!(!kept.contains(digits), "{kept}");
@@ -513,7 +461,7 @@ mod tests {
         assert_ne!(tenants.secret.digest(&token), others.secret.digest(&token), "a digest is of one process");
         // Nothing near a token is one.
         for other in
-            [&token[..token.len() - 1], &format!("{token}0"), &token.to_uppercase(), &format!("{TOKEN}{token}")]
+            [&token[..token.len() - 1], &format!("{token}0"), &token.to_uppercase(), &format!("{PREFIX}{token}")]
         {
             let served = tenants.enter(Some(other), None).map(|entered| entered.has_token());
             assert!(matches!(served, Err(NotServed::UnknownToken) | Ok(false)), "{other}");
@@ -539,7 +487,7 @@ mod tests {
         let owner = tenants.enter(Some(&token), Some(1)).unwrap().owner(Some(1));
         for file in ["tenants.json", "secret"] {
             let kept = std::fs::read(folder.path().join(file)).unwrap();
-            assert!(!String::from_utf8_lossy(&kept).contains(&token[TOKEN.len()..]), "{file} holds the token");
+            assert!(!String::from_utf8_lossy(&kept).contains(&token[PREFIX.len()..]), "{file} holds the token");
         }
         drop(tenants);
         let tenants = start();

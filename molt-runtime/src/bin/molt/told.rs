@@ -200,7 +200,7 @@ impl News {
                 format!("a step on {rung} was given up after {given_up_ms:.0} ms; it is done again")
             }
             Self::Standby { rung, bytes } => {
-                format!("the budget falls: {bytes} of {rung} are fetched in case it falls further")
+                format!("{bytes} of {rung} are fetched, in case it is next")
             }
             Self::Trouble { message } => message.clone(),
             Self::Sample { usage_bytes, budget_bytes, rss_bytes } => {

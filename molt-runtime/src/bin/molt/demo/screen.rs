@@ -113,7 +113,7 @@ impl<'a> Screen<'a> {
                 self.line(out, &format!("a step of {tokens} was given up; it is done again"))
             }
             Event::Standby { rung, bytes } => {
-                self.line(out, &format!("the budget falls: {bytes} of {rung} are fetched in case it falls further"))
+                self.line(out, &format!("{bytes} of {rung} are fetched, in case it is next"))
             }
             Event::Trouble { message, .. } => self.line(out, message),
             Event::Sample { .. }
