@@ -396,40 +396,46 @@ mod tests {
         assert!(parts.gone.len() < 1_024);
     }
 
+    /// A file of sevens on a disk; pages of a memory file system would stay whatever is asked.
+    fn on_disk(length: usize) -> Option<(tempfile::NamedTempFile, Arc<FileRegion>)> {
+        let Ok(mut file) = tempfile::NamedTempFile::new_in("/var/tmp") else {
+            println!("not checked: no files in /var/tmp");
+            return None;
+        };
+        std::io::Write::write_all(&mut file, &vec![7; length]).unwrap();
+        file.as_file().sync_all().unwrap();
+        let region = FileRegion::open(file.path()).unwrap();
+        region.release(0..length);
+        assert_eq!(in_page_cache(&region), 0);
+        Some((file, region))
+    }
+
     /// What stays in the page cache stays charged to the control group: leaving the resident set alone is not enough.
     #[test]
-    fn a_part_of_a_file_that_is_given_back_leaves_the_page_cache() {
-        const PAGES: usize = 64;
-        let Ok(mut file) = tempfile::NamedTempFile::new_in("/var/tmp") else {
-            println!("not checked: no files in /var/tmp, where pages of memory file systems would stay");
-            return;
+    fn parts_of_a_file_that_are_given_back_leave_the_page_cache() {
+        let check = |length: usize, edges: &[usize]| {
+            let Some((_file, region)) = on_disk(length) else { return };
+            let ledger = Ledger::new();
+            let ends = edges.iter().copied().chain([length]);
+            let ranges = [0].iter().chain(edges).copied().zip(ends).map(|(start, end)| start..end);
+            let mut parts: Vec<_> = ranges.map(|range| region.part(&ledger, Kind::Weights, range).unwrap()).collect();
+            assert!(parts.iter().all(|part| part.bytes().iter().all(|byte| *byte == 7)));
+            let all = Bytes::from(length);
+            assert_eq!((in_page_cache(&region), ledger.files(), ledger.total()), (length / page_size(), all, all));
+            while parts.pop().is_some() {}
+            assert_eq!((in_page_cache(&region), ledger.files(), ledger.total()), (0, Bytes::ZERO, Bytes::ZERO));
+            assert!(region.bytes().iter().all(|byte| *byte == 7), "it is read from the file again");
         };
-        std::io::Write::write_all(&mut file, &vec![7; PAGES * page_size()]).unwrap();
-        file.as_file().sync_all().unwrap();
-        let (ledger, region) = (Ledger::new(), FileRegion::open(file.path()).unwrap());
-        let part = region.part(&ledger, Kind::Weights, 0..PAGES * page_size()).unwrap();
-        assert!(part.bytes().iter().all(|byte| *byte == 7));
-        assert_eq!((in_page_cache(&region), ledger.files(), ledger.total()), {
-            let all = Bytes::from(PAGES * page_size());
-            (PAGES, all, all)
-        });
-        drop(part);
-        assert_eq!((in_page_cache(&region), ledger.files(), ledger.total()), (0, Bytes::ZERO, Bytes::ZERO));
-        assert!(region.bytes().iter().all(|byte| *byte == 7), "it is read from the file again");
+        check(64 * page_size(), &[]);
+        check(64 * page_size(), &[5, 9 * page_size()]);
+        // Where the file system has huge pages, one lies over each of these edges and wholly in no part.
+        check(2 * HUGE, &[(1 << 20) + 5, HUGE + (3 << 20) + 5]);
     }
 
     #[test]
     fn what_is_fetched_is_in_the_page_cache_and_in_no_books() {
         const PAGES: usize = 64;
-        let Ok(mut file) = tempfile::NamedTempFile::new_in("/var/tmp") else {
-            println!("not checked: no files in /var/tmp, where pages of memory file systems would stay");
-            return;
-        };
-        std::io::Write::write_all(&mut file, &vec![7; PAGES * page_size()]).unwrap();
-        file.as_file().sync_all().unwrap();
-        let region = FileRegion::open(file.path()).unwrap();
-        region.release(0..PAGES * page_size());
-        assert_eq!(in_page_cache(&region), 0);
+        let Some((_file, region)) = on_disk(PAGES * page_size()) else { return };
         let (go_on, stop) = (StopFlag::new(), StopFlag::new());
         stop.raise();
         region.fetch(0..PAGES * page_size(), &stop);

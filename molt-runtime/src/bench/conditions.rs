@@ -7,10 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use molt_kv::decoder::StopFlag;
 use molt_models::sampling::SamplingSettings;
 use molt_models::{Ladder, LadderFile, Precision, RungEntry};
 use molt_scheduler::LadderCost;
-use molt_scheduler::units::{RungIdx, Span, Tokens};
+use molt_scheduler::units::{Bytes, RungIdx, Span, Tokens};
 use serde::{Deserialize, Serialize};
 
 use super::judge::{Judge, Judged};
@@ -280,6 +281,8 @@ fn answer_once(
     let (engine, regime) = (way.engine.clone(), way.regime.clone());
     let settings = DemoSettings { prompt: text.to_owned(), answer, sampling, engine, regime };
     let (mut tokens_by_rung, mut written, mut seams) = (BTreeMap::new(), String::new(), Vec::new());
+    // Whatever the run before has given back: no way begins with waiting for the disk.
+    way.ladder.rung(RungIdx::TOP).into_iter().for_each(|rung| rung.fetch(Bytes::new(u64::MAX), &StopFlag::new()));
     let summary = demo::run(&way.ladder, trace, &settings, |event| {
         if let Event::Token { rung, text, .. } = event {
             // A rung of a ladder of one is the first of its own, and another of the whole.

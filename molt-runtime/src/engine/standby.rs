@@ -1,7 +1,7 @@
 //! Warm standby: what the next rung takes from files is read into the page cache before it is loaded, so that nobody's way
 //! there waits for the disk: the next smaller one when the budget begins to fall, the bigger one when there is room to go up
-//! and all that is missing is patience. Nothing becomes resident here, and the pages are the system's to drop; they are no
-//! more than the budget has room for.
+//! and all that is missing is patience. Nothing stays resident, and the pages are the system's to drop; they are no more
+//! than the budget has room for.
 
 use std::thread::{Builder, JoinHandle};
 
