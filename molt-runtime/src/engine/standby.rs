@@ -43,10 +43,16 @@ impl Standby {
     }
 
     /// Whether another rung may be fetched now. One that is no longer next is not read to its end.
-    fn is_free(&self, next: Option<RungIdx>) -> bool {
+    fn is_free(&self, next: RungIdx) -> bool {
         let under_way = self.fetching.as_ref().filter(|fetching| !fetching.under_way.is_finished());
-        under_way.filter(|_| self.fetched != next).into_iter().for_each(|fetching| fetching.stop.raise());
+        under_way.filter(|_| self.fetched != Some(next)).into_iter().for_each(|fetching| fetching.stop.raise());
         under_way.is_none()
+    }
+
+    /// No rung is next: none is read to its end, and what was fetched may have been dropped by the next time.
+    fn forget(&mut self) {
+        self.fetching.iter().for_each(|fetching| fetching.stop.raise());
+        self.fetched = None;
     }
 }
 
@@ -63,16 +69,17 @@ impl Engine {
                 below.filter(|(_, cost)| cost.held() <= spare).map(|(to, cost)| (to, cost.weights))
             }
             None => {
-                // What was fetched may have been dropped by the next time.
-                self.standby.fetched = None;
-                self.standby.is_free(None);
+                self.standby.forget();
                 return;
             }
         };
-        let Some((to, bytes)) = next.filter(|(to, bytes)| *bytes > Bytes::ZERO && !self.loaded.contains_key(to)) else {
+        let Some((to, bytes)) = next.filter(|(_, bytes)| *bytes > Bytes::ZERO) else { return };
+        if self.loaded.contains_key(&to) {
+            // What is still missing of it comes as it is used.
+            self.standby.forget();
             return;
-        };
-        if !self.standby.is_free(Some(to)) || self.standby.fetched == Some(to) {
+        }
+        if !self.standby.is_free(to) || self.standby.fetched == Some(to) {
             return;
         }
         let (ladder, stop) = (self.ladder.clone(), StopFlag::new());
@@ -106,5 +113,21 @@ mod tests {
         check(&[(0, 1_000), (1, 900), (2, 900), (10, 900), (31, 900), (40, 900)], &[1, 2, 10]);
         check(&[(0, 1_000), (1, 900), (2, 1_000), (3, 990), (4, 1_100), (5, 1_000)], &[1, 5]);
         check(&[(0, 1_000), (1, 900), (20, 800), (35, 700), (36, 600)], &[1, 20, 36]);
+    }
+
+    #[test]
+    fn what_is_no_longer_next_is_not_read_to_its_end() {
+        let check = |then: &dyn Fn(&mut Standby), stopped: bool| {
+            let (stop, (go, wait)) = (StopFlag::new(), std::sync::mpsc::channel::<()>());
+            let under_way = std::thread::spawn(move || wait.recv().unwrap_or_default());
+            let fetching = Some(Fetching { under_way, stop: stop.clone() });
+            let mut standby = Standby { fetched: Some(RungIdx::new(1)), fetching, ..Standby::default() };
+            then(&mut standby);
+            assert_eq!(stop.is_up(), stopped);
+            drop(go);
+        };
+        check(&|standby| assert!(!standby.is_free(RungIdx::new(1))), false);
+        check(&|standby| assert!(!standby.is_free(RungIdx::TOP)), true);
+        check(&|standby| standby.forget(), true);
     }
 }
