@@ -6,6 +6,8 @@
 //! Everything is laid out run by run (32 inputs) and, within a run, token by token: a kernel keeps the weights of one
 //! run in registers and walks along the tokens.
 
+use rayon::prelude::*;
+
 use crate::kernels::format::{Format, RUN};
 use crate::kernels::{ISA, Isa};
 
@@ -23,6 +25,9 @@ pub(super) struct Activations<'a> {
     /// `[blocks, tokens]`.
     scales: &'a [f32],
 }
+
+/// So many tokens are rounded on one thread.
+const FEW: usize = 16;
 
 /// Inputs that share a scale, for weights of a format.
 pub(super) fn block_len(format: Format) -> usize {
@@ -46,18 +51,25 @@ impl<'a> Activations<'a> {
         let (sums, room) = room.split_at_mut(runs * tokens);
         let (scales, rest) = room.split_at_mut(columns / block * tokens);
         let (quants, scales) = (quants.as_chunks_mut::<8>().0, bytemuck::cast_slice_mut::<i32, f32>(scales));
-        for (token, row) in input.chunks_exact(columns).enumerate() {
-            for (index, values) in row.chunks_exact(block).enumerate() {
+        // Of every block of columns all tokens lie together.
+        let together = (tokens * runs_per_block).max(1);
+        let blocks = quants.par_chunks_mut(together).zip(sums.par_chunks_mut(together));
+        let blocks = blocks.zip(scales.par_chunks_mut(tokens.max(1))).enumerate();
+        // Of a few tokens it takes no longer than the threads take to meet.
+        let least = if tokens < FEW { columns } else { 1 };
+        blocks.with_min_len(least).for_each(|(index, ((quants, sums), scales))| {
+            for (token, (row, scale)) in input.chunks_exact(columns).zip(scales).enumerate() {
+                let values = &row[index * block..(index + 1) * block];
                 let largest = largest(values);
                 let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-                scales[index * tokens + token] = largest / 127.0;
+                *scale = largest / 127.0;
                 for (run, values) in values.as_chunks::<RUN>().0.iter().enumerate() {
-                    let at = (index * runs_per_block + run) * tokens + token;
+                    let at = run * tokens + token;
                     let bytes: &mut [i8; RUN] = bytemuck::cast_mut(&mut quants[at]);
                     sums[at] = round(values, inverse, bytes);
                 }
             }
-        }
+        });
         (Self { tokens, runs, runs_per_block, quants, sums, scales }, rest)
     }
 

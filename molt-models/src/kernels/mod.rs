@@ -3,6 +3,8 @@
 mod activations;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod columns;
 mod format;
 mod portable;
@@ -29,7 +31,8 @@ enum Isa {
     Avx2,
 }
 
-/// Names kernels that are less than what the processor can do, to compare them: `portable` or `avx2`.
+/// Names kernels that are less than what the processor can do, to compare them: `portable`, `avx2` or `vnni` (products of
+/// bytes, but in vectors of 256 bits).
 const OVERRIDE: &str = "MOLT_KERNELS";
 
 /// Whether kernels are held to those of that name.
@@ -52,6 +55,8 @@ static ISA: LazyLock<Isa> = LazyLock::new(|| {
 pub fn isa_name() -> &'static str {
     match *ISA {
         Isa::Portable => "portable",
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 if avx512::used() => "avx512 with vnni",
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => avx2::dots::Dots::best().name(),
     }
@@ -122,6 +127,9 @@ pub fn panel(left: Left<'_>, right: &[f32], width: usize, out: &mut [f32]) {
     assert!(rows == 0 || (inner <= stride && values.len() >= (rows - 1) * stride + inner), "shapes do not fit");
     assert!(right.len() == inner * width && out.len() == rows * width, "shapes do not fit");
     match *ISA {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: they are only used where the processor has what they take.
+        Isa::Avx2 if avx512::used() => unsafe { avx512::panel::panel(left, right, width, out) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Isa::Avx2` is only chosen where the processor has AVX2, FMA and F16C.
         Isa::Avx2 => unsafe { avx2::math::panel(left, right, width, out) },

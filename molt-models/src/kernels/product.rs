@@ -13,11 +13,15 @@ use rayon::prelude::*;
 use crate::kernels::activations::{Activations, block_len, words};
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::avx2::{self, dots::Dots};
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::avx512;
 use crate::kernels::columns::Columns;
 use crate::kernels::{Format, ISA, Isa, Left, RUN, Weights, panel, portable};
 
 /// Rows of quantised weights in a tile.
 const QUANTIZED_LANES: usize = 8;
+/// Rows of quantised weights in a tile where vectors are wide and tokens several.
+const WIDE_LANES: usize = 16;
 /// Rows of plain floats in a tile.
 pub(super) const FLOAT_LANES: usize = 16;
 /// Columns of such a tile that are unpacked at a time: they and their transpose stay in the first-level cache.
@@ -184,8 +188,20 @@ impl Job<'_> {
     fn lanes(&self) -> usize {
         match self.inputs {
             Inputs::Floats(_) => FLOAT_LANES,
+            Inputs::Rounded(x) if self.is_wide(x) => WIDE_LANES,
             Inputs::Rounded(_) => QUANTIZED_LANES,
         }
+    }
+
+    /// Whether sixteen rows are multiplied at once.
+    #[cfg(target_arch = "x86_64")]
+    fn is_wide(&self, x: &Activations<'_>) -> bool {
+        x.tokens() > 1 && self.weights.rows >= WIDE_LANES && avx512::used()
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn is_wide(&self, _: &Activations<'_>) -> bool {
+        false
     }
 
     fn tiles(&self) -> usize {
@@ -197,6 +213,11 @@ impl Job<'_> {
         let rows = tile * lanes..((tile + 1) * lanes).min(self.weights.rows);
         match self.inputs {
             Inputs::Floats(input) => self.floats(rows, input),
+            #[cfg(target_arch = "x86_64")]
+            Inputs::Rounded(x) if self.is_wide(x) => match x.tokens() {
+                2..=8 => self.wide::<8>(rows, x),
+                _ => self.wide::<64>(rows, x),
+            },
             Inputs::Rounded(x) => match x.tokens() {
                 1 => self.quantized::<1>(rows, x),
                 2..=8 => self.quantized::<8>(rows, x),
@@ -243,6 +264,26 @@ impl Job<'_> {
                     }
                 }
             }
+            for (token, sums) in tokens.zip(&sums) {
+                // SAFETY: every tile is one task's, and no other tile has these columns.
+                unsafe { self.output.write(token, rows.start, &sums[lane..lane + rows.len()]) };
+            }
+        }
+    }
+
+    /// Some rows of quantised weights in wide vectors, `T` tokens at a time.
+    #[cfg(target_arch = "x86_64")]
+    fn wide<const T: usize>(&self, rows: Range<usize>, x: &Activations<'_>) {
+        let weights = &self.weights;
+        // Where a matrix ends in the middle of a tile, the tile begins in the middle of the one before.
+        let start = rows.start.min(weights.rows - WIDE_LANES);
+        let lane = rows.start - start;
+        let sixteen = avx512::tile::Rows::new(&weights.bytes[start * weights.row_bytes..], weights.row_bytes);
+        let mut sums = [[0.0f32; WIDE_LANES]; T];
+        for first in (0..x.tokens()).step_by(T) {
+            let tokens = first..(first + T).min(x.tokens());
+            // SAFETY: only called where `avx512::used`, and so where the processor has what they take.
+            unsafe { avx512::tile::multiply(weights.format, &sixteen, x, tokens.clone(), &mut sums) };
             for (token, sums) in tokens.zip(&sums) {
                 // SAFETY: every tile is one task's, and no other tile has these columns.
                 unsafe { self.output.write(token, rows.start, &sums[lane..lane + rows.len()]) };

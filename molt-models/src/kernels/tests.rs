@@ -76,7 +76,7 @@ proptest! {
 
     /// Whole numbers are exact in both, and floats are rounded in the same places: equal to the last bit.
     #[test]
-    fn the_vector_product_is_the_portable_one(seed: u64, which in 0usize..6, m in 1usize..80, rows in 1usize..20) {
+    fn the_vector_product_is_the_portable_one(seed: u64, which in 0usize..6, m in 1usize..80, rows in 1usize..40) {
         let (format, _) = ALL[which];
         let bytes = blocks(format, rows, 768, seed);
         let weights = Weights::new(format, rows, 768, &bytes).unwrap();
@@ -117,6 +117,26 @@ proptest! {
                 }
             }
         }
+    }
+
+    /// The widest vectors add in the same order as narrower ones.
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn wide_panels_are_narrow_ones(rows in 1usize..30, inner in 1usize..40, sixteens in 1usize..5) {
+        if !avx512::able() {
+            return Ok(());
+        }
+        let width = 16 * sixteens;
+        let (left, right) = (values(rows * inner, 3), values(inner * width, 5));
+        let left = Left { values: &left, rows, width: inner - inner / 3, stride: inner };
+        let right = &right[..left.width * width];
+        let (mut wide, mut narrow) = (values(rows * width, 7), values(rows * width, 7));
+        // SAFETY: the processor was asked for AVX-512, and has AVX2 with it.
+        unsafe {
+            avx512::panel::panel(left, right, width, &mut wide);
+            avx2::math::panel(left, right, width, &mut narrow);
+        }
+        prop_assert_eq!(wide, narrow);
     }
 
     /// What one token gets does not depend on who is read beside it.

@@ -8,7 +8,7 @@ use crate::kernels::avx2::tile::{Inputs, Rows, Sums, accumulate, floats, load, s
 /// Byte `byte` of every word, twice as 16 bits.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn pair_of(words: __m256i, byte: i32) -> __m256i {
+pub(in crate::kernels) fn pair_of(words: __m256i, byte: i32) -> __m256i {
     // 0x80 clears a byte. Lanes of 16 bytes are shuffled apart, so words begin at 0, 4, 8 and 12 in both.
     let both = byte | 0x80 << 8 | byte << 16 | 0x80 << 24;
     let order = _mm256_add_epi32(_mm256_set1_epi32(both), starts(0x0004_0004));
@@ -18,7 +18,7 @@ fn pair_of(words: __m256i, byte: i32) -> __m256i {
 /// Bytes `first` and `first + 1` of every word as signed 16 bits each.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn signed_bytes(words: __m256i, first: i32, second: i32) -> __m256i {
+pub(in crate::kernels) fn signed_bytes(words: __m256i, first: i32, second: i32) -> __m256i {
     let both = 0x80 | first << 8 | 0x80 << 16 | second << 24;
     let order = _mm256_add_epi32(_mm256_set1_epi32(both), starts(0x0400_0400));
     _mm256_srai_epi16::<8>(_mm256_shuffle_epi8(words, order))
@@ -31,29 +31,64 @@ fn starts(step: i32) -> __m256i {
     _mm256_setr_epi32(0, step, 2 * step, 3 * step, 0, step, 2 * step, 3 * step)
 }
 
-/// Blocks of 256 weights of four bits; six bits each of eight scales and eight offsets in twelve bytes.
+/// What stands at the front of eight rows' blocks of four bits: six bits each of eight scales and eight offsets in twelve
+/// bytes.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::kernels) struct FourBitHead {
+    /// Of the whole block.
+    pub(in crate::kernels) scale: __m256,
+    /// Of the whole block's offsets.
+    pub(in crate::kernels) offset_scale: __m256,
+    /// Of each run: byte `r % 4` of word `r / 4`.
+    pub(in crate::kernels) scales: [__m256i; 2],
+    /// As the scales.
+    pub(in crate::kernels) offsets: [__m256i; 2],
+}
+
+/// The head of the blocks at `at`.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+pub(in crate::kernels) fn four_bit_head(rows: &Rows<'_>, at: usize) -> FourBitHead {
+    let [head, low, middle, high] = rows.words(at);
+    let (scale, offset_scale) = floats(head);
+    let (nibble, six, two) = (_mm256_set1_epi8(15), _mm256_set1_epi8(0x3f), _mm256_set1_epi8(0x30));
+    let scales = [
+        _mm256_and_si256(low, six),
+        _mm256_or_si256(_mm256_and_si256(high, nibble), _mm256_and_si256(_mm256_srli_epi32::<2>(low), two)),
+    ];
+    let offsets = [
+        _mm256_and_si256(middle, six),
+        _mm256_or_si256(
+            _mm256_and_si256(_mm256_srli_epi32::<4>(high), nibble),
+            _mm256_and_si256(_mm256_srli_epi32::<2>(middle), two),
+        ),
+    ];
+    FourBitHead { scale, offset_scale, scales, offsets }
+}
+
+/// Runs `2 pair` and `2 pair + 1` of the blocks at `at`, whose nibbles lie in the same bytes.
+#[target_feature(enable = "avx2")]
+#[inline]
+pub(in crate::kernels) fn nibbles(rows: &Rows<'_>, at: usize, pair: usize) -> [[__m256i; 8]; 2] {
+    let nibble = _mm256_set1_epi8(15);
+    let bytes = rows.run(at + 16 + 32 * pair);
+    let (mut lows, mut highs) = (bytes, bytes);
+    for i in 0..8 {
+        lows[i] = _mm256_and_si256(bytes[i], nibble);
+        highs[i] = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes[i]), nibble);
+    }
+    [lows, highs]
+}
+
+/// Blocks of 256 weights of four bits.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 pub(super) fn q4_k<const T: usize>(rows: &Rows<'_>, x: Inputs<'_, T>, out: &mut Sums<T>) {
-    let nibble = _mm256_set1_epi8(15);
     let mut sums = [_mm256_setzero_si256(); T];
     for block in 0..x.x.blocks() {
         let at = block * 144;
         rows.prefetch(at, 144);
-        let [head, low, middle, high] = rows.words(at);
-        let (scale, offset_scale) = floats(head);
-        let (six, two) = (_mm256_set1_epi8(0x3f), _mm256_set1_epi8(0x30));
-        let scales = [
-            _mm256_and_si256(low, six),
-            _mm256_or_si256(_mm256_and_si256(high, nibble), _mm256_and_si256(_mm256_srli_epi32::<2>(low), two)),
-        ];
-        let offsets = [
-            _mm256_and_si256(middle, six),
-            _mm256_or_si256(
-                _mm256_and_si256(_mm256_srli_epi32::<4>(high), nibble),
-                _mm256_and_si256(_mm256_srli_epi32::<2>(middle), two),
-            ),
-        ];
+        let FourBitHead { scale, offset_scale, scales, offsets } = four_bit_head(rows, at);
         sums[..x.count()].fill(_mm256_setzero_si256());
         // Spelled out, so that positions are constants.
         four_bits::<T, 0>(rows, at, scales[0], x, block, &mut sums);
@@ -80,7 +115,7 @@ pub(super) fn q4_k<const T: usize>(rows: &Rows<'_>, x: Inputs<'_, T>, out: &mut 
     }
 }
 
-/// Runs `2 PAIR` and `2 PAIR + 1` of a block, whose nibbles lie in the same bytes.
+/// Adds the products of runs `2 PAIR` and `2 PAIR + 1` of a block.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn four_bits<const T: usize, const PAIR: usize>(
@@ -91,13 +126,7 @@ fn four_bits<const T: usize, const PAIR: usize>(
     block: usize,
     sums: &mut [__m256i; T],
 ) {
-    let nibble = _mm256_set1_epi8(15);
-    let bytes = rows.run(at + 16 + 32 * PAIR);
-    let (mut lows, mut highs) = (bytes, bytes);
-    for i in 0..8 {
-        lows[i] = _mm256_and_si256(bytes[i], nibble);
-        highs[i] = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes[i]), nibble);
-    }
+    let [lows, highs] = nibbles(rows, at, PAIR);
     let run = 8 * block + 2 * PAIR;
     let byte = if PAIR.is_multiple_of(2) { 0 } else { 2 };
     let (first, second) = (pair_of(scales, byte), pair_of(scales, byte + 1));
@@ -163,13 +192,7 @@ pub(super) fn q6_k<const T: usize>(rows: &Rows<'_>, x: Inputs<'_, T>, out: &mut 
 /// Run `PART` of half a block: a nibble of `low`, two bits of `top`.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn six_bits<const T: usize, const PART: usize>(
-    low: &[__m256i; 8],
-    top: &[__m256i; 8],
-    scales: __m256i,
-    (x, run): (&Inputs<'_, T>, usize),
-    sums: &mut [__m256i; T],
-) {
+pub(in crate::kernels) fn six_bit_quants<const PART: usize>(low: &[__m256i; 8], top: &[__m256i; 8]) -> [__m256i; 8] {
     let mut weights = [_mm256_setzero_si256(); 8];
     for i in 0..8 {
         let low = if PART < 2 { low[i] } else { _mm256_srli_epi16::<4>(low[i]) };
@@ -182,6 +205,20 @@ fn six_bits<const T: usize, const PART: usize>(
         let (low, top) = (_mm256_and_si256(low, _mm256_set1_epi8(15)), _mm256_and_si256(top, _mm256_set1_epi8(0x30)));
         weights[i] = _mm256_or_si256(low, top);
     }
+    weights
+}
+
+/// Adds the products of run `PART` of half a block.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn six_bits<const T: usize, const PART: usize>(
+    low: &[__m256i; 8],
+    top: &[__m256i; 8],
+    scales: __m256i,
+    (x, run): (&Inputs<'_, T>, usize),
+    sums: &mut [__m256i; T],
+) {
+    let weights = six_bit_quants::<PART>(low, top);
     let byte = if PART.is_multiple_of(2) { 0 } else { 2 };
     let scales = [signed_bytes(scales, byte, byte), signed_bytes(scales, byte + 1, byte + 1)];
     accumulate::<2, T>(&weights, scales, x, run, sums);

@@ -8,7 +8,7 @@ use crate::kernels::portable;
 pub(super) mod dots;
 pub(super) mod floats;
 pub(super) mod k_alone;
-mod k_quants;
+pub(super) mod k_quants;
 pub(super) mod math;
 pub(super) mod tile;
 

@@ -85,7 +85,7 @@ impl<'a> Rows<'a> {
     /// Has what will be read some time after `bytes` at `at` of every row fetched: of short rows the tile's after the next, of long
     /// ones (a tile of which would push everything else out of the first-level cache) what lies ahead in the same rows.
     #[inline(always)]
-    pub(super) fn prefetch(&self, at: usize, bytes: usize) {
+    pub(in crate::kernels) fn prefetch(&self, at: usize, bytes: usize) {
         let fetch = |offset: usize| {
             let address = self.bytes.as_ptr().wrapping_add(offset);
             // SAFETY: a prefetch is a hint and reads nothing that a program can see; any address will do.
@@ -111,7 +111,7 @@ impl<'a> Rows<'a> {
     /// 16 bytes at `at` of every row as four vectors: lane `r` of vector `j` is word `j` of row `r`.
     #[target_feature(enable = "avx2")]
     #[inline]
-    pub(super) fn words(&self, at: usize) -> [__m256i; 4] {
+    pub(in crate::kernels) fn words(&self, at: usize) -> [__m256i; 4] {
         debug_assert!(at + 16 <= self.row_bytes);
         // SAFETY: callers walk over whole blocks of rows that hold them, and no block is shorter than what is read of
         // it; there are eight rows. The loads need no alignment.
@@ -138,7 +138,7 @@ impl<'a> Rows<'a> {
     /// 32 bytes at `at` of every row.
     #[target_feature(enable = "avx2")]
     #[inline]
-    pub(super) fn run(&self, at: usize) -> [__m256i; 8] {
+    pub(in crate::kernels) fn run(&self, at: usize) -> [__m256i; 8] {
         let ([a, b, c, d], [e, f, g, h]) = (self.words(at), self.words(at + 16));
         [a, b, c, d, e, f, g, h]
     }
@@ -199,7 +199,7 @@ pub(super) fn store(sums: &mut [f32; LANES], value: __m256) {
 /// The 2-byte floats in the low halves of all words, and those in the high halves.
 #[target_feature(enable = "avx2,f16c")]
 #[inline]
-pub(super) fn floats(words: __m256i) -> (__m256, __m256) {
+pub(in crate::kernels) fn floats(words: __m256i) -> (__m256, __m256) {
     // Low halves of rows 0 to 3, then their high halves; the same for rows 4 to 7.
     let order = _mm256_setr_epi8(
         0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, //
@@ -270,8 +270,8 @@ fn unscaled<const GROUP: usize, const T: usize>(
     }
 }
 
-/// A format whose blocks are runs, with unsigned quants of four or five bits.
-trait Runs {
+/// A format whose blocks are runs.
+pub(in crate::kernels) trait Runs {
     /// Bytes of a block.
     const BYTES: usize;
     /// What is subtracted from every quant.
@@ -280,20 +280,23 @@ trait Runs {
     const OFFSET: bool;
     /// Whether quants have five bits.
     const FIVE: bool;
-    /// Where in the block the nibbles begin.
-    const NIBBLES: usize;
+    /// Where in the block the quants begin: nibbles, unless they are whole bytes.
+    const QUANTS: usize;
+    /// Whether quants are signed bytes.
+    const BYTE: bool = false;
 }
 
-struct Q4_0;
-struct Q4_1;
-struct Q5_0;
+pub(in crate::kernels) struct Q4_0;
+pub(in crate::kernels) struct Q4_1;
+pub(in crate::kernels) struct Q5_0;
+pub(in crate::kernels) struct Q8_0;
 
 impl Runs for Q4_0 {
     const BYTES: usize = 18;
     const BIAS: i16 = 8;
     const OFFSET: bool = false;
     const FIVE: bool = false;
-    const NIBBLES: usize = 2;
+    const QUANTS: usize = 2;
 }
 
 impl Runs for Q4_1 {
@@ -301,7 +304,7 @@ impl Runs for Q4_1 {
     const BIAS: i16 = 0;
     const OFFSET: bool = true;
     const FIVE: bool = false;
-    const NIBBLES: usize = 4;
+    const QUANTS: usize = 4;
 }
 
 impl Runs for Q5_0 {
@@ -309,7 +312,48 @@ impl Runs for Q5_0 {
     const BIAS: i16 = 16;
     const OFFSET: bool = false;
     const FIVE: bool = true;
-    const NIBBLES: usize = 6;
+    const QUANTS: usize = 6;
+}
+
+/// Signed bytes become unsigned by 128 more each.
+impl Runs for Q8_0 {
+    const BYTES: usize = 34;
+    const BIAS: i16 = 128;
+    const OFFSET: bool = false;
+    const FIVE: bool = false;
+    const QUANTS: usize = 2;
+    const BYTE: bool = true;
+}
+
+/// Of eight rows' blocks at `at` the scales, what is added to every weight, and the quants, made unsigned.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+pub(in crate::kernels) fn unpack<F: Runs>(rows: &Rows<'_>, at: usize) -> (__m256, __m256, [__m256i; 8]) {
+    let head = rows.words(at);
+    let (scale, offset) = floats(head[0]);
+    if F::BYTE {
+        return (scale, offset, raised(rows.run(at + F::QUANTS)));
+    }
+    let nibbles = rows.words(at + F::QUANTS);
+    let mut weights = [_mm256_setzero_si256(); 8];
+    for i in 0..4 {
+        // Low nibbles are columns 0 to 15, high ones 16 to 31.
+        weights[i] = _mm256_and_si256(nibbles[i], _mm256_set1_epi8(15));
+        weights[i + 4] = _mm256_and_si256(_mm256_srli_epi16::<4>(nibbles[i]), _mm256_set1_epi8(15));
+    }
+    if F::FIVE {
+        // The fifth bits of all 32 columns lie across the first two words.
+        let bits = _mm256_or_si256(_mm256_srli_epi32::<16>(head[0]), _mm256_slli_epi32::<16>(head[1]));
+        fifth_bits(bits, &mut weights);
+    }
+    (scale, offset, weights)
+}
+
+/// Signed bytes, each 128 more.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn raised(bytes: [__m256i; 8]) -> [__m256i; 8] {
+    bytes.map(|bytes| _mm256_xor_si256(bytes, _mm256_set1_epi8(i8::MIN)))
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -320,20 +364,7 @@ fn runs<F: Runs, const T: usize>(rows: &Rows<'_>, x: Inputs<'_, T>, out: &mut Su
     for run in 0..x.x.runs() {
         let at = run * F::BYTES;
         rows.prefetch(at, F::BYTES);
-        let head = rows.words(at);
-        let (scale, offset) = floats(head[0]);
-        let nibbles = rows.words(at + F::NIBBLES);
-        let mut weights = [_mm256_setzero_si256(); 8];
-        for i in 0..4 {
-            // Low nibbles are columns 0 to 15, high ones 16 to 31.
-            weights[i] = _mm256_and_si256(nibbles[i], _mm256_set1_epi8(15));
-            weights[i + 4] = _mm256_and_si256(_mm256_srli_epi16::<4>(nibbles[i]), _mm256_set1_epi8(15));
-        }
-        if F::FIVE {
-            // The fifth bits of all 32 columns lie across the first two words.
-            let bits = _mm256_or_si256(_mm256_srli_epi32::<16>(head[0]), _mm256_slli_epi32::<16>(head[1]));
-            fifth_bits(bits, &mut weights);
-        }
+        let (scale, offset, weights) = unpack::<F>(rows, at);
         match F::FIVE {
             true => unscaled::<4, T>(&weights, &x, run, &mut integers),
             false => unscaled::<8, T>(&weights, &x, run, &mut integers),
@@ -397,8 +428,7 @@ fn q8_0<const T: usize>(rows: &Rows<'_>, x: Inputs<'_, T>, out: &mut Sums<T>) {
 fn signed_bytes<const T: usize>(weights: &[__m256i; 8], x: &Inputs<'_, T>, run: usize, out: &mut [__m256i; T]) {
     let inputs = x.quants(run);
     // Fours take unsigned weights: 128 more each, which is taken off again with the inputs' sums.
-    let raised = weights.map(|weights| _mm256_xor_si256(weights, _mm256_set1_epi8(i8::MIN)));
-    if each(x.dots, &raised, inputs, out) {
+    if each(x.dots, &raised(*weights), inputs, out) {
         for (out, sum) in out.iter_mut().zip(x.sums(run)) {
             let extra = _mm256_madd_epi16(_mm256_set1_epi16(128), _mm256_set1_epi32(*sum));
             *out = _mm256_sub_epi32(*out, extra);
