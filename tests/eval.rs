@@ -79,14 +79,15 @@ fn a_quick_evaluation_judges_every_pair_in_every_way() {
                 assert_eq!(number(row, "top1_64"), 1.0, "{row}");
                 assert!((number(row, "seam_jsd_ratio") - 1.0).abs() < 1e-6, "{row}");
             }
+            // A reader waits for all of so short a context, and nothing is mapped.
+            "default" => assert!(kl < 1e-9 && number(row, "top1_64") == 1.0, "{row}"),
             _ => assert!(kl > 1e-6 && kl < 1.0 && number(row, "top1_64") <= 1.0, "{row}"),
         }
     }
     // Much read natively is closer.
     for of_pair in rows.chunks(6) {
         let kl: Vec<f64> = of_pair[..3].iter().map(|row| number(row, "kl_64")).collect();
-        // By default as much is read as a reader waits for: where that is little, as faithfully as can be.
-        assert!(kl[2] < kl[0] && kl[2] <= kl[1] && kl[1] < kl[0], "fast, default and faithful: {kl:?}");
+        assert!(kl[2] < kl[0] && kl[1] <= kl[2], "fast, default and faithful: {kl:?}");
     }
 }
 

@@ -26,13 +26,13 @@ use crate::rope::{Rope, Turn};
 pub enum Route {
     /// Same weights at another precision: the cache is taken as it is.
     Identity,
-    /// Mapped by a bridge.
+    /// Mapped by a bridge, at least in part.
     Bridge,
     /// Restored from the keepsake; what was written since is read natively.
     Keepsake,
     /// Read ahead on the destination while the sequence was elsewhere; the last tokens are read natively.
     ReadAhead,
-    /// Read again.
+    /// All of it read again, natively.
     Reread,
 }
 
@@ -70,18 +70,21 @@ impl CarrySettings {
     pub const BALANCED: Self = Self::native(64, 64, 8);
     /// Much read natively: of the mapped tokens nearly a third.
     pub const FAITHFUL: Self = Self::BALANCED.choosing(30);
-    /// From fast to faithful: each reads more natively than the one before, takes longer and diverges less.
-    pub const EFFORTS: [Self; 6] = [
+    /// Everything read again: nothing is mapped, and nothing is lost.
+    pub const EXACT: Self = Self::native(u64::MAX, 0, 1);
+    /// From fast to exact: each reads more natively than the one before and diverges less.
+    pub const EFFORTS: [Self; 7] = [
         Self::FAST,
         Self::native(16, 32, 8),
         Self::BALANCED,
         Self::BALANCED.choosing(8),
         Self::BALANCED.choosing(15),
         Self::FAITHFUL,
+        Self::EXACT,
     ];
 
-    /// The most faithful of [`CarrySettings::EFFORTS`] that takes at most `flops` operations for so many tokens, and fewer
-    /// than reading them again; the fastest where none does. What it leaves undone is left to healing.
+    /// The most faithful of [`CarrySettings::EFFORTS`] that takes at most `flops` operations for so many tokens, and no more
+    /// than reading them again, which is exact; the fastest where none does. What it leaves undone is left to healing.
     pub fn within(flops: f64, bridge: &Bridge, destination: &dyn Decoder, tokens: Tokens) -> Self {
         let reread = destination.flops(destination.cache_shape().layers, usize::from(tokens), 0);
         let flops = flops.min(reread);
@@ -269,7 +272,8 @@ pub fn carry(
     }
     cache.set_next_position(source.next_position());
     cache.check_finite(0..cache.len())?;
-    let report = CarryReport::of(Route::Bridge, &cache, flops, destination.flops(layers, slots.len(), 0));
+    let route = if cache.is_exact() { Route::Reread } else { Route::Bridge };
+    let report = CarryReport::of(route, &cache, flops, destination.flops(layers, slots.len(), 0));
     Ok((cache, report))
 }
 

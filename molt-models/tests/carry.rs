@@ -102,7 +102,8 @@ fn a_carry_takes_what_was_foretold_and_fits_what_may_be_spent() {
         let (_, report) = carry(&bridge, (&source, big.rope()), None, &small, effort, &ledger, &stop).unwrap();
         // Attention is foretold for whole parts and not for their blocks.
         assert!((foretold / report.flops - 1.0).abs() < 0.05, "{effort:?}: {foretold} foretold, {}", report.flops);
-        assert!(foretold >= last, "{effort:?} takes less than the one before");
+        // Reading everything again may take less than reading most of it over what was mapped.
+        assert!(foretold >= last || effort == CarrySettings::EXACT, "{effort:?} takes less than the one before");
         last = foretold;
         let chosen = CarrySettings::within(foretold, &bridge, &small, Tokens::new(130));
         let flops = foretold_flops(&bridge, &small, Tokens::new(130), chosen);
@@ -110,12 +111,13 @@ fn a_carry_takes_what_was_foretold_and_fits_what_may_be_spent() {
         // Nothing is done that would take longer than reading everything again.
         let pays = foretold <= report.reread_flops;
         assert!(!pays || chosen == effort || flops == foretold, "{effort:?} fits, and {chosen:?} is chosen");
+        assert_eq!(report.route == Route::Reread, effort == CarrySettings::EXACT, "{effort:?}");
         paying += usize::from(pays);
     }
-    assert!(paying >= 3, "only {paying} efforts pay");
+    assert!(paying >= 4, "only {paying} efforts pay");
     assert_eq!(CarrySettings::within(0.0, &bridge, &small, Tokens::new(130)), CarrySettings::FAST);
     let most = CarrySettings::within(f64::INFINITY, &bridge, &small, Tokens::new(130));
-    assert_eq!(most, CarrySettings::EFFORTS[paying - 1]);
+    assert_eq!(most, CarrySettings::EXACT, "who waits gets what is exact");
 }
 
 #[test]

@@ -343,6 +343,7 @@ impl ServiceConfig {
             Some(Always::Fast) => Effort::Fixed(CarrySettings::FAST),
             Some(Always::Balanced) => Effort::Fixed(CarrySettings::BALANCED),
             Some(Always::Faithful) => Effort::Fixed(CarrySettings::FAITHFUL),
+            Some(Always::Exact) => Effort::Fixed(CarrySettings::EXACT),
         };
         let heal = HealSettings { tokens: Tokens::new(self.heal.tokens), every: self.heal.every_rounds };
         let defaults = EngineSettings::default();

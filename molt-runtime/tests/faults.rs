@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::Run;
+use common::{Run, over_the_bridge};
 use std::sync::mpsc;
 
 use molt_kv::carry::Route;
@@ -33,7 +33,7 @@ struct Outcome {
 fn conversation(shadow: Shadow, faults: &[Fault]) -> Outcome {
     let ahead = AheadSettings { shadow, every: 1, shadow_every: 2, ..AheadSettings::default() };
     let armed = arm(&[]);
-    let mut run = Run::with(EngineSettings { ahead, ..EngineSettings::default() });
+    let mut run = Run::with(EngineSettings { ahead, ..over_the_bridge() });
     // Only now: a ladder that is broken when the engine is made is an error of the start.
     armed.instead(faults);
     let mut outcome = Outcome { troubles: Vec::new(), tokens: 0, rungs: Vec::new(), hit: 0, passed: Vec::new() };
@@ -178,7 +178,7 @@ fn a_rung_that_fails_to_be_read_ahead_is_not_waited_for() {
     // Longer than all rounds that are tried: who waited it out would never be above.
     let ahead = AheadSettings { every: 1, catch_up: Span::from_millis(3_600_000), ..AheadSettings::default() };
     let armed = arm(&[]);
-    let mut run = Run::with(EngineSettings { ahead, ..EngineSettings::default() });
+    let mut run = Run::with(EngineSettings { ahead, ..over_the_bridge() });
     run.ask(ANSWER);
     let [tier0, tier1, tier2] = [0, 1, 2].map(RungIdx::new);
     let writes = |at: RungIdx| move |event: &Event| matches!(event, Event::Token { rung, .. } if *rung == at);

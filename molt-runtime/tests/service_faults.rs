@@ -15,7 +15,7 @@ use molt_kv::faults::{Armed, Boundary, Fault, arm};
 use molt_models::Ladder;
 use molt_models::sampling::SamplingSettings;
 use molt_runtime::budget::{BudgetSource, Strictest, Watched};
-use molt_runtime::engine::{AnswerRequest, Engine, EngineSettings};
+use molt_runtime::engine::{AnswerRequest, Engine};
 use molt_runtime::event::Event;
 use molt_runtime::metrics::Metrics;
 use molt_runtime::service::{Asked, EngineClient, Kind, Log, LogLevel, Watch, feed::Feed};
@@ -152,7 +152,7 @@ fn conversation(failing: &[Failing]) -> Outcome {
     prompt.truncate(PROMPT);
     let sources = ladder.rungs().iter().map(|rung| rung.source().to_owned()).collect();
     let config = Config { patience: Span::from_millis(30), residence: Span::from_millis(30), ..Config::default() };
-    let mut engine = Engine::new(ladder, config, EngineSettings::default()).unwrap();
+    let mut engine = Engine::new(ladder, config, common::over_the_bridge()).unwrap();
     let tenant = engine.register("chat", common::spec(&engine));
     let budgets = [AMPLE, holds(&engine, RungIdx::new(1)), holds(&engine, RungIdx::new(2)), AMPLE];
     let (books, overhead, metrics) = (engine.books(), engine.overhead(), Metrics::new());

@@ -10,9 +10,10 @@ use std::num::NonZeroU16;
 use std::path::Path;
 use std::sync::Arc;
 
+use molt_kv::carry::CarrySettings;
 use molt_models::Ladder;
 use molt_models::sampling::SamplingSettings;
-use molt_runtime::engine::{AheadSettings, AnswerRequest, Engine, EngineSettings, Shadow};
+use molt_runtime::engine::{AheadSettings, AnswerRequest, Effort, Engine, EngineSettings, Shadow};
 use molt_runtime::event::Event;
 use molt_scheduler::units::{Bytes, RungIdx, Span, Time, Tokens};
 use molt_scheduler::{Class, Config, SequenceId, TenantId, TenantSpec};
@@ -146,7 +147,8 @@ fn nothing_grows_and_every_answer_is_whole() {
     let text = ladder.tokenizer().encode(include_str!("../../texts/held-out/address-1909.txt")).unwrap();
     let config = Config { patience: Span::from_millis(200), residence: Span::from_millis(200), ..Config::default() };
     let ahead = AheadSettings { shadow: Shadow::On, ..AheadSettings::default() };
-    let engine = Engine::new(ladder, config, EngineSettings { ahead, ..EngineSettings::default() }).unwrap();
+    let carry = Effort::Fixed(CarrySettings::FAITHFUL);
+    let engine = Engine::new(ladder, config, EngineSettings { ahead, carry, ..EngineSettings::default() }).unwrap();
     let overhead = engine.overhead();
     // What all of them keep when nobody runs and everything is shed that may be: sinks, window, and less than a block; and
     // with each the ends of its pages.

@@ -1,7 +1,7 @@
 //! The seams of answers: how far what came over was, there and then, from a native read of the same words.
 
 use molt_kv::cache::KvCache;
-use molt_kv::carry::{Route, carry};
+use molt_kv::carry::{CarrySettings, Route, carry};
 use molt_kv::decoder::{Decoder as _, StopFlag};
 use molt_kv::ledger::Ledger;
 use molt_models::{Ladder, Model, ModelError};
@@ -109,7 +109,11 @@ impl<'a> Bench<'a> {
                 let (from, to) = self.rungs;
                 let bridge = bridge.ok_or(DemoError::NoWay { from, to })?;
                 let tokens = Tokens::from(before.len());
-                let settings = Effort::default().settings(Some(self.pace), &bridge, &self.to, tokens);
+                let settings = match Effort::default().settings(Some(self.pace), &bridge, &self.to, tokens) {
+                    // Something was mapped: the engine did not know yet how fast this machine is.
+                    CarrySettings::EXACT => CarrySettings::BALANCED,
+                    settings => settings,
+                };
                 let ends = (&source, self.from.rope());
                 carry(&bridge, ends, None, &self.to, settings, &self.ledger, &stop)?.0
             }

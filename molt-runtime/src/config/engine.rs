@@ -13,7 +13,7 @@ use crate::engine::{AheadSettings, EngineSettings, HealSettings, Shadow};
 pub struct Carry {
     /// How long a reader may wait for it, in milliseconds.
     pub stall_ms_target: f64,
-    /// `fast`, `balanced` or `faithful` instead, whatever that takes.
+    /// `fast`, `balanced`, `faithful` or `exact` instead, whatever that takes.
     pub always: Option<Always>,
 }
 
@@ -33,6 +33,8 @@ pub enum Always {
     Balanced,
     /// Many.
     Faithful,
+    /// Everything: bridges are not used.
+    Exact,
 }
 
 /// What is read natively in the background after a carry.

@@ -15,8 +15,8 @@ use super::ms_since;
 /// How much of a carry over a bridge is done before the next token, and so how much is left to healing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Effort {
-    /// As much as a reader waits for, by what this machine has been seen to compute; [`CarrySettings::BALANCED`] until something
-    /// was seen.
+    /// As much as a reader waits for, by what this machine has been seen to compute: everything is read again where that is
+    /// done in time. [`CarrySettings::BALANCED`] until something was seen.
     Stall {
         /// How long a reader may wait for the carry.
         target_ms: f64,

@@ -153,7 +153,7 @@ impl Gates {
         for (control, kl) in &mut self.controls {
             *kl += share * after(control.spoil(pair, &own, other)?)?.kl_mean(MIDDLE);
         }
-        let setting = if pair.bridge.is_some() { Setting::Default } else { Setting::Keepsake };
+        let setting = if pair.bridge.is_some() { Setting::Balanced } else { Setting::Keepsake };
         let (carried, _) = setting.bring(pair, &source, &mut own)?;
         self.carried_kl_64 += share * after(carried)?.kl_mean(MIDDLE);
         Ok(())

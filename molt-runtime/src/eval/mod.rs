@@ -62,7 +62,7 @@ impl EvalSettings {
     /// One pair over its bridge, at the shortest usual context.
     pub fn brief(ladder: &Ladder, pair: (RungIdx, RungIdx), seams: usize) -> Result<Self, EvalError> {
         let mut settings =
-            Self { pairs: Some(vec![pair]), seams: vec![seams], ways: vec![Setting::Default], ..Self::full() };
+            Self { pairs: Some(vec![pair]), seams: vec![seams], ways: vec![Setting::Balanced], ..Self::full() };
         let mut contexts = settings.contexts_for(ladder.trained_context())?;
         contexts.truncate(1);
         settings.contexts = Some(contexts);

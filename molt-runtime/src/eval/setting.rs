@@ -20,7 +20,7 @@ use crate::engine::Effort;
 pub enum Setting {
     /// A bridge with as little read natively as will do.
     Fast,
-    /// A bridge as the engine uses it: with as much read natively as its reader waits for.
+    /// What the engine does: a bridge with as much read natively as its reader waits for, or all of it.
     Default,
     /// A bridge with 64 first and 64 last tokens read natively, and none chosen.
     Balanced,
@@ -32,7 +32,7 @@ pub enum Setting {
     Chosen15,
     /// A bridge with much read natively.
     Faithful,
-    /// A bridge, and then everything read again, left to right, into the same slots.
+    /// As balanced, and then everything read again, left to right, into the same slots.
     Healed,
     /// Read ahead on the destination while the conversation was elsewhere, but for the last tokens, which are read natively.
     Shadowed,
@@ -74,11 +74,11 @@ impl Setting {
         let bridge = pair.bridge.as_ref()?;
         match self {
             Self::Fast => Some(CarrySettings::FAST),
-            Self::Default | Self::Healed => {
+            Self::Default => {
                 let tokens = Tokens::from(tokens);
                 Some(Effort::default().settings(Some(pair.pace), bridge, &pair.destination, tokens))
             }
-            Self::Balanced => Some(CarrySettings::BALANCED),
+            Self::Balanced | Self::Healed => Some(CarrySettings::BALANCED),
             Self::Chosen8 => Some(CarrySettings::BALANCED.choosing(8)),
             Self::Chosen15 => Some(CarrySettings::BALANCED.choosing(15)),
             Self::Faithful => Some(CarrySettings::FAITHFUL),

@@ -5,9 +5,10 @@ use std::num::NonZeroU16;
 use std::path::Path;
 use std::sync::Arc;
 
+use molt_kv::carry::CarrySettings;
 use molt_models::Ladder;
 use molt_models::sampling::SamplingSettings;
-use molt_runtime::engine::{AnswerRequest, Engine, EngineSettings};
+use molt_runtime::engine::{AnswerRequest, Effort, Engine, EngineSettings};
 use molt_runtime::event::Event;
 use molt_scheduler::units::{Bytes, RungIdx, Span, Time, Tokens};
 use molt_scheduler::{Class, Config, SequenceId, TenantId, TenantSpec};
@@ -27,6 +28,11 @@ pub(crate) fn spec(engine: &Engine) -> TenantSpec {
     }
 }
 
+/// Carries always map: `pocket` would read everything again, for that takes it no time.
+pub(crate) fn over_the_bridge() -> EngineSettings {
+    EngineSettings { carry: Effort::Fixed(CarrySettings::FAITHFUL), ..EngineSettings::default() }
+}
+
 pub(crate) struct Run {
     pub(crate) engine: Engine,
     pub(crate) ladder: Arc<Ladder>,
@@ -37,7 +43,7 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn new() -> Self {
-        Self::with(EngineSettings::default())
+        Self::with(over_the_bridge())
     }
 
     pub(crate) fn with(settings: EngineSettings) -> Self {

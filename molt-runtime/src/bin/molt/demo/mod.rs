@@ -10,13 +10,14 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use crossbeam_channel::{Receiver, bounded};
+use molt_kv::carry::CarrySettings;
 use molt_kv::numbers::CachePrecision;
 use molt_models::pull::PullOptions;
 use molt_models::sampling::SamplingSettings;
 use molt_models::{Ladder, LadderFile};
 use molt_runtime::demo::tenants::TenantsSettings;
 use molt_runtime::demo::{DemoSettings, Regime, run as run_demo};
-use molt_runtime::engine::EngineSettings;
+use molt_runtime::engine::{Effort, EngineSettings};
 use molt_runtime::event::Event;
 use molt_runtime::hog::Schedule;
 use molt_runtime::real::{RealSettings, RealSummary, run as run_real};
@@ -78,6 +79,8 @@ fn cache_precision(text: &str) -> Result<CachePrecision, String> {
     }
 }
 
+const POCKET: &str = "pocket";
+
 /// `pocket` continues prose; the real ladders answer.
 const POCKET_PROMPT: &str = "To the Senate and House of Representatives:\n\nThe condition of the country at the close \
     of the year is one of general peace and of increasing prosperity. The harvests have been large, the trade of our \
@@ -97,6 +100,10 @@ pub(crate) fn run(args: &Args, models: &Path, workers: Workers) -> Result<()> {
     }
     let ladder = Arc::new(Ladder::check(&claim.with_cache(args.cache), beside.as_deref(), models)?);
     let mut engine = EngineSettings::default();
+    if ladder.name() == POCKET {
+        // Reading it all again takes the smallest model a few milliseconds, and nobody would see a bridge.
+        engine.carry = Effort::Fixed(CarrySettings::FAITHFUL);
+    }
     engine.ahead.eager_up = args.eager_up;
     if args.no_keepsakes {
         engine.keepsakes = None;
@@ -113,7 +120,7 @@ pub(crate) fn run(args: &Args, models: &Path, workers: Workers) -> Result<()> {
     }
     let prompt = match &args.prompt {
         Some(prompt) => prompt.clone(),
-        None if ladder.name() == "pocket" => POCKET_PROMPT.to_owned(),
+        None if ladder.name() == POCKET => POCKET_PROMPT.to_owned(),
         None => CHAT_PROMPT.to_owned(),
     };
     let settings = DemoSettings {
